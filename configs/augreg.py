@@ -9,6 +9,8 @@ released checkpoints had another weight decay, S/16 and Ti/16 on ImageNet-21k 0.
 
 from ml_collections import ConfigDict
 
+from configs import base
+
 # Level -> (MixUp's alpha, RandAugment's layers and magnitude). Magnitude 0 still changes images.
 LEVELS = {
     "none": (0.0, None),
@@ -27,10 +29,7 @@ def apply(config: ConfigDict, arg: str) -> ConfigDict:
     Raises:
         ValueError: `arg` is something else.
     """
-    key, _, level = arg.partition("=")
-    if key != "aug" or level not in LEVELS:
-        raise ValueError(f"the argument {arg!r} is not aug=LEVEL with one of the levels {', '.join(LEVELS)}")
-    alpha, randaug = LEVELS[level]
+    alpha, randaug = LEVELS[base.parse_argument(arg, aug=LEVELS)["aug"]]
     config.total_epochs = 300.0
     config.base_lr = 1e-3
     config.decay_type = "cosine"

@@ -3,6 +3,6 @@
 vit_jax/config/fields.py has a row for each field: default, meaning and what it accepts; docs/fields.md shows them.
 """
 
-from vit_jax.config import choose_stage, evaluation, get_config
+from vit_jax.config import evaluation, get_config, parse_argument
 
-__all__ = ["choose_stage", "evaluation", "get_config"]
+__all__ = ["evaluation", "get_config", "parse_argument"]

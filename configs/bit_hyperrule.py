@@ -6,7 +6,7 @@
 The paper fine-tunes ResNets by Table 4 (configs/finetune.py) and by this rule, and takes the better of the two. The
 argument holds any of
     model=NAME       [BiT-R50x1] any model
-    dataset=NAME     as in configs/finetune.py; likewise split=full|dev
+    dataset=NAME     as in configs/finetune.py; so is split=full|dev
     images=NUMBER    of your own training images; needed from 20,000 on
     small=yes        your own images have less than 96x96 pixels, as those of CIFAR have
 
@@ -27,7 +27,7 @@ BiT's paper has 448 and 384. That code mirrors every training image; here it is 
 
 from ml_collections import ConfigDict
 
-from configs import finetune
+from configs import base, finetune
 
 SMALL = ("cifar10", "cifar100")  # data sets of images of less than 96x96 pixels
 # Images in training, below which the row applies: steps, warm-up, fractions of the steps, alpha of MixUp.
@@ -44,12 +44,13 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is not of that form.
     """
-    given = {"model": "BiT-R50x1", "images": "0", "small": "no"} | finetune.parse_pairs(arg)
-    images, small = given.pop("images"), given.pop("small")
-    if not images.isdigit() or small not in ("yes", "no") or "polyak" in given:
-        raise ValueError(f"the argument {arg!r} is not model=NAME,dataset=NAME,split=full|dev,images=NUMBER,small=yes")
-    config = finetune.get_config(",".join(f"{key}={value}" for key, value in given.items()))
-    images = config.data.num_examples or int(images)
+    given = base.parse_argument(
+        arg, **finetune.ARGUMENT | {"model": "BiT-R50x1", "images": "0", "small": ("no", "yes")}
+    )
+    if not given["images"].isdigit():
+        raise ValueError(f"images={given['images']} is not a number of images")
+    config = finetune.recipe(given["model"], given["dataset"], given["split"])
+    images = config.data.num_examples or int(given["images"])
     row = next(row for below, row in SCHEDULES.items() if images < below)
     config.total_steps, config.warmup_steps, config.decay_at, config.task.mixup = row
     config.decay_type = "step"
@@ -59,7 +60,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.eval_every = config.total_steps // 10
     config.model.dropout_rate = 0.0
     config.optim.moment_dtype = "float32"
-    is_small = small == "yes" or given.get("dataset", "").removeprefix("tfds:") in SMALL
+    is_small = given["small"] == "yes" or given["dataset"].removeprefix("tfds:") in SMALL
     around, config.resolution = (160, 128) if is_small else (512, 480)
     config.data.preprocess = f"resize({around})|random_crop({{resolution}})|flip_lr|value_range(-1,1)"
     return config

@@ -13,18 +13,18 @@ head's bias is that of the other recipes on ImageNet-21k, and of big_vision's fo
 
 from ml_collections import ConfigDict
 
-from configs import bit, imagenet21k
+from configs import base, bit, imagenet21k
 
 
-def get_config(arg: str = "model=BiT-R50x1") -> ConfigDict:
+def get_config(arg: str = "") -> ConfigDict:
     """Returns the recipe of a size, `:model=NAME`.
 
     Raises:
         ValueError: `arg` is not of that form.
     """
-    key, _, name = arg.partition("=")
-    if key != "model" or not name.startswith("BiT-"):
-        raise ValueError(f"the argument {arg!r} is not model=NAME with the name of a BiT, such as BiT-R101x3")
+    name = base.parse_argument(arg, model="BiT-R50x1")["model"]
+    if not name.startswith("BiT-"):
+        raise ValueError(f"model={name} is not the name of a BiT, such as BiT-R101x3")
     config = bit.train_by_sgd(imagenet21k.start(name), decay_at=(30 / 90, 60 / 90, 80 / 90))
     config.total_epochs = 90.0
     return config

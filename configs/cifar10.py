@@ -5,7 +5,7 @@ core; 6.79e13 training FLOPs (6 x 37.81e6 MACs x 299,456 images). After each epo
 80.6, 81.6 %.
     python -m vit_jax.main --config=configs/cifar10.py --config.data.data_dir=FOLDER
 
-FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord). The argument is one of
+FOLDER holds CIFAR-10 as TFDS prepares it (ArrayRecord). The argument is one or both of
     fewshot=yes    also evaluates the features by few-shot regression after each epoch: from 1, 5, 10 and 25 images a
                    class of the first tenth of train
     plain=yes      a ViT as in the paper, with learned positions and the mean of the patches: 78.48 % (seed 0) after
@@ -31,27 +31,26 @@ from configs import base
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Returns the recipe; `arg` may be fewshot=yes or plain=yes.
+    """Returns the recipe; `arg` may be fewshot=yes, plain=yes or both.
 
     Raises:
         ValueError: `arg` is something else.
     """
-    if arg not in ("", "fewshot=yes", "plain=yes"):
-        raise ValueError(f"the argument {arg!r} is neither fewshot=yes nor plain=yes")
+    given = base.parse_argument(arg, fewshot=("no", "yes"), plain=("no", "yes"))
     config = plain()
     config.base_lr = 5e-3
     config.optim.name = "muon"
-    if arg == "plain=yes":
+    if given["plain"] == "yes":
         config.model.position = "learned"
-        return config
-    config.batch = 64
-    config.total_epochs = 5.99
-    config.model.name = "R+ViT-mu/4"
-    config.model.rotary = "axial"
-    config.model.qk_norm = True
-    config.model.activation = "swiglu"
-    config.model.mlp_dim = 144
-    if arg:
+    else:
+        config.batch = 64
+        config.total_epochs = 5.99
+        config.model.name = "R+ViT-mu/4"
+        config.model.rotary = "axial"
+        config.model.qk_norm = True
+        config.model.activation = "swiglu"
+        config.model.mlp_dim = 144
+    if given["fewshot"] == "yes":
         few = base.evaluation("fewshot", train_split="train[:10%]", preprocess=config.evals.test.preprocess)
         with config.unlocked():
             config.evals.fewshot = few

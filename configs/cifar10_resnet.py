@@ -20,10 +20,7 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is something else.
     """
-    key, _, name = (arg or "model=SASA-ResNet-26").partition("=")
-    if key != "model" or not name:
-        raise ValueError(f"the argument {arg!r} is not model=NAME")
     config = cifar10.plain()
     config.model = base.get_config().model
-    config.model.name = name
+    config.model.name = base.parse_argument(arg, model="SASA-ResNet-26")["model"]
     return config

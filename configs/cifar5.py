@@ -24,13 +24,14 @@ from configs import base, cifar10
 STAGES = {"pretrain": ("0-4", 32, 36), "finetune": ("5-9", 48, 54)}
 
 
-def get_config(arg: str = "stage=pretrain") -> ConfigDict:
-    """Returns the recipe of a stage, `:stage=pretrain` or `:stage=finetune`.
+def get_config(arg: str = "") -> ConfigDict:
+    """Returns the recipe of a stage, `:stage=pretrain` (the default) or `:stage=finetune`.
 
     Raises:
         ValueError: there is no such stage.
     """
-    classes, resolution, around = base.choose_stage(arg, STAGES)
+    stage = base.parse_argument(arg, stage=STAGES)["stage"]
+    classes, resolution, around = STAGES[stage]
     config = cifar10.plain()
     config.resolution = resolution
     config.log_every = 50
@@ -42,7 +43,7 @@ def get_config(arg: str = "stage=pretrain") -> ConfigDict:
     config.data.num_examples = 25_000
     config.data.preprocess = f"resize({around})|random_crop({resolution})|flip_lr|value_range(-1,1)"
     config.evals.test.preprocess = f"resize({around})|central_crop({resolution})|value_range(-1,1)"
-    if arg == "stage=pretrain":
+    if stage == "pretrain":
         config.total_epochs = 12.0
     else:
         config.base_lr = 3e-3

@@ -14,11 +14,11 @@ from configs import base, deit3
 STAGES = {"pretrain": (deit3.pretrain, 192, 0.003, 0.45), "finetune": (deit3.finetune, 224, 512, 0.45)}
 
 
-def get_config(arg: str = "stage=pretrain") -> ConfigDict:
-    """Returns the recipe of a stage, `:stage=pretrain` or `:stage=finetune`.
+def get_config(arg: str = "") -> ConfigDict:
+    """Returns the recipe of a stage, `:stage=pretrain` (the default) or `:stage=finetune`.
 
     Raises:
         ValueError: there is no such stage.
     """
-    recipe, *values = base.choose_stage(arg, STAGES)
+    recipe, *values = STAGES[base.parse_argument(arg, stage=STAGES)["stage"]]
     return recipe("ViT-L/16", *values)

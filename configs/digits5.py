@@ -17,13 +17,13 @@ from configs import base, digits
 STAGES = {"pretrain": ("0-4", 721, 338), "finetune": ("5-9", 717, 100)}
 
 
-def get_config(arg: str = "stage=pretrain") -> ConfigDict:
-    """Returns the recipe of a stage, `:stage=pretrain` or `:stage=finetune`.
+def get_config(arg: str = "") -> ConfigDict:
+    """Returns the recipe of a stage, `:stage=pretrain` (the default) or `:stage=finetune`.
 
     Raises:
         ValueError: there is no such stage.
     """
-    classes, images, steps = base.choose_stage(arg, STAGES)
+    classes, images, steps = STAGES[base.parse_argument(arg, stage=STAGES)["stage"]]
     config = digits.get_config()
     config.data.source = f"array_record:data/packed/digits_{classes}"
     config.data.num_classes = 5

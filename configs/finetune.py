@@ -45,8 +45,8 @@ DATASETS = {
     "oxford_flowers102": (500, 100, 102, 1_020, "test", 90),
 }
 OWN = ("folder:", "array_record:", "tfds:")
+ARGUMENT = {"model": "ViT-B/16", "dataset": "folder:", "split": ("default", "full", "dev")}
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1}
-CHOICES = {"split": ("full", "dev"), "polyak": ("yes", "no")}
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -55,16 +55,23 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is not of that form.
     """
-    given = {"model": "ViT-B/16", "dataset": "folder:", "polyak": "no"} | parse_argument(arg)
-    name, dataset = given["model"], given["dataset"]
+    given = base.parse_argument(arg, **ARGUMENT, polyak=("no", "yes"))
+    return recipe(given["model"], given["dataset"], given["split"], polyak=given["polyak"] == "yes")
+
+
+def recipe(name: str, dataset: str, split: str = "default", polyak: bool = False) -> ConfigDict:
+    """Returns the row of Table 4 of a model and a data set; the arguments are those of the file's docstring.
+
+    Raises:
+        ValueError: there is no such data set, or it has no row with a moving average.
+    """
     if dataset.removeprefix("tfds:") in DATASETS:
         dataset = dataset.removeprefix("tfds:")
     own = dataset.startswith(OWN)
     if not own and dataset not in DATASETS:
         raise ValueError(f"unknown dataset {dataset!r}; choose from {', '.join(DATASETS)}, tfds:NAME, folder:PATH")
     steps, warmup, classes, images, eval_split, kept = DATASETS.get(dataset, (500, 100, None, None, "test", 90))
-    dev = given.get("split", "dev" if own else "full") == "dev"
-    polyak = given["polyak"] == "yes"
+    dev = split == "dev" or (split == "default" and own)
     if polyak and dataset != "imagenet2012":
         raise ValueError("polyak=yes is for dataset=imagenet2012: in a short run the average stays near its start")
 
@@ -95,22 +102,6 @@ def get_config(arg: str = "") -> ConfigDict:
             del config.evals.test
     config.checkpoint.best_metric = "val/accuracy" if dev else "test/accuracy"
     return config
-
-
-def parse_argument(arg: str) -> dict[str, str]:
-    """Returns the checked pairs of `KEY=VALUE,...`, or raises ValueError."""
-    given = parse_pairs(arg)
-    for key, value in given.items():
-        if key not in ("model", "dataset", *CHOICES) or not value:
-            raise ValueError(f"the argument {arg!r} is not model=NAME,dataset=NAME,split=full|dev,polyak=yes")
-        if value not in CHOICES.get(key, (value,)):
-            raise ValueError(f"{key}={value} must be {' or '.join(CHOICES[key])}")
-    return given
-
-
-def parse_pairs(arg: str) -> dict[str, str]:
-    """Returns the pairs of `KEY=VALUE,...`."""
-    return dict(part.partition("=")[::2] for part in arg.split(",") if part)
 
 
 def patch_size(name: str) -> int | None:

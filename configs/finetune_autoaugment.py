@@ -15,7 +15,7 @@ from configs import finetune, vit_b16_imagenet2012_autoaugment
 def get_config() -> ConfigDict:
     """Returns Table 4's row with JAX-Toolbox's rate and images."""
     pretraining = vit_b16_imagenet2012_autoaugment.get_config()
-    config = finetune.get_config("model=ViT-B/16,dataset=imagenet2012")
+    config = finetune.recipe("ViT-B/16", "imagenet2012")
     config.base_lr = 3e-3
     config.warmup_steps = 0
     config.model.update(vit_b16_imagenet2012_autoaugment.PIXELS)

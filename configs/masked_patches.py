@@ -40,24 +40,17 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.pre_logits = False
     config.model.head_bias = 0.0
     config.task.loss = "softmax"
-    return mask(config, arg)
+    return mask(config, base.parse_argument(arg, target=TARGETS)["target"])
 
 
-def mask(config: ConfigDict, arg: str) -> ConfigDict:
+def mask(config: ConfigDict, target: str) -> ConfigDict:
     """Returns a configuration of classification that predicts masked patches instead, on the same images.
 
     Args:
         config: changed and returned.
-        arg: target=TARGET, or nothing.
-
-    Raises:
-        ValueError: `arg` is something else.
+        target: one of TARGETS.
     """
-    key, _, target = (arg or "target=mean_color").partition("=")
-    if key != "target" or target not in TARGETS:
-        raise ValueError(f"the argument {arg!r} is not target=TARGET with one of the targets {', '.join(TARGETS)}")
-    config.task.kind = "masked_patches"
-    config.task.target = target
+    config.task.kind, config.task.target = "masked_patches", target
     test = config.evals.test
     with config.unlocked():
         config.evals = ConfigDict()

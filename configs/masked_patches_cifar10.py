@@ -19,7 +19,7 @@ the colours); full: 18.7 % of the mean colours, at a squared error of 0.089 (0.2
 
 from ml_collections import ConfigDict
 
-from configs import cifar10, masked_patches
+from configs import base, cifar10, masked_patches
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -52,11 +52,11 @@ def shorten(config: ConfigDict, arg: str, steps: int, warmup: int, images: int) 
     config.total_steps, config.warmup_steps, config.eval_every = steps, warmup, 200
     config.model.depth = 2
     config.task.label_smoothing = config.task.mixup = 0.0
-    key, _, percent = arg.partition("=")
-    if key != "labels":
-        return masked_patches.mask(config, arg)
+    given = base.parse_argument(arg, target=masked_patches.TARGETS, labels="")
+    if not (percent := given["labels"]):
+        return masked_patches.mask(config, given["target"])
     if not percent.isdecimal() or not 1 <= int(percent) <= 100:
-        raise ValueError(f"the argument {arg!r} is not labels=PERCENT with a whole number from 1 to 100")
+        raise ValueError(f"labels={percent} must be labels=PERCENT with a whole number from 1 to 100")
     config.data.split = f"train[:{percent}%]"
     config.data.num_examples = round(images * int(percent) / 100)
     return config

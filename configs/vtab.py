@@ -59,18 +59,11 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is not of the form above.
     """
-    given = {"task": "cifar100", "model": "ViT-B/16", "split": "full"}
-    given |= dict(part.partition("=")[::2] for part in arg.split(",") if part)
-    if len(given) > 3 or not all(given.values()):
-        raise ValueError(f"the argument {arg!r} is not task=NAME,model=NAME,split=full|dev")
-    if given["task"] not in TASKS:
-        raise ValueError(f"unknown task {given['task']!r}; choose from {', '.join(TASKS)}")
-    if given["split"] not in SPLITS:
-        raise ValueError(f"split={given['split']} must be full or dev")
+    given = base.parse_argument(arg, task=dict.fromkeys(("cifar100", *TASKS)), model="ViT-B/16", split=SPLITS)
     classes, preprocess = TASKS[given["task"]]
     split, examples, name, eval_split = SPLITS[given["split"]]
 
-    config = finetune.get_config(f"model={given['model']},dataset=cifar100")
+    config = finetune.recipe(given["model"], "cifar100")
     config.total_steps = 2_500
     config.warmup_steps = 500
     config.base_lr = 0.01

@@ -28,7 +28,7 @@ def small(target="mean_color", devices=-1):
     config = smoke.get_config()
     config.task.label_smoothing = config.task.mixup = 0.0
     config.total_steps, config.eval_every, config.mesh.data = 4, 4, devices
-    return masked_patches.mask(config, f"target={target}")
+    return masked_patches.mask(config, target)
 
 
 def test_the_recipe_is_that_of_the_paper():
@@ -52,7 +52,7 @@ def test_the_small_recipes_have_targets_or_labels(small, tenth):
     few = small.get_config("labels=10")
     assert (few.task.kind, few.data.split, few.data.num_examples) == ("classify", "train[:10%]", tenth)
     for wrong in ("target=colour", "labels=0", "labels=many", "stage=pretrain"):
-        with pytest.raises(ValueError, match="the argument"):
+        with pytest.raises(ValueError, match=r"the argument|must be"):
             small.get_config(wrong)
 
 

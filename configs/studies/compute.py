@@ -21,7 +21,6 @@ each run of the seeds 0, 1 and 2: configs/cifar5.py has the data. Both families 
 from ml_collections import ConfigDict
 
 from configs import base, cifar5, jft
-from configs.studies import small
 
 # Line -> runs: model, epochs, learning rate (Table 3). R200x3 and the 14 epochs of R152x2 are not in Table 3.
 RUNS = {
@@ -53,7 +52,7 @@ RUNS = {
 SMALL_MODELS = {"ViT": "ViT-mu/4", "hybrid": "R+ViT-mu/4"}
 SMALL_SIZES = ((32, 2, 2), (64, 4, 4), (96, 4, 6))  # width, blocks, epochs
 SEEDS = (0, 1, 2)
-TRANSFER = "transfer="  # and the folder of the small form's runs
+ARGUMENT = {"small": ("no", "yes"), "transfer": ""}  # transfer: the folder of the small form's runs
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -62,21 +61,22 @@ def get_config(arg: str = "") -> ConfigDict:
     Raises:
         ValueError: `arg` is something else.
     """
-    if arg.startswith(TRANSFER):
+    given = base.parse_argument(arg, **ARGUMENT)
+    if given["transfer"]:
         return stage("finetune")
-    return pretrain() if small.is_small(arg) else jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4)
+    return pretrain() if given["small"] == "yes" else jft.recipe("ViT-B/32", epochs=7.0, base_lr=8e-4)
 
 
 def get_grid(arg: str = "") -> dict[str, dict[str, object]]:
     """Returns name -> fields of each run."""
-    if arg.startswith(TRANSFER):
-        folder = arg.removeprefix(TRANSFER)
+    given = base.parse_argument(arg, **ARGUMENT)
+    if given["transfer"]:
         return {
-            f"{name},seed={seed}": size | {"seed": seed, "init_from": f"{folder}/{name},seed={seed}"}
+            f"{name},seed={seed}": size | {"seed": seed, "init_from": f"{given['transfer']}/{name},seed={seed}"}
             for name, size in small_sizes().items()
             for seed in SEEDS
         }
-    if small.is_small(arg):
+    if given["small"] == "yes":
         epochs = {f"{width}x{blocks}": float(epochs) for width, blocks, epochs in SMALL_SIZES}
         return {name: size | {"total_epochs": epochs[name.split("/")[1]]} for name, size in small_sizes().items()}
     return {

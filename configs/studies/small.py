@@ -74,6 +74,4 @@ def is_small(arg: str) -> bool:
     Raises:
         ValueError: it is something else.
     """
-    if arg not in ("", "small=yes"):
-        raise ValueError(f"the argument {arg!r} is not small=yes")
-    return arg == "small=yes"
+    return base.parse_argument(arg, small=("no", "yes"))["small"] == "yes"

@@ -136,10 +136,13 @@ def test_what_is_held_out_is_not_trained_on(arg):
             "unknown dataset 'cifar'; choose from imagenet2012, cifar10, cifar100, oxford_iiit_pet, oxford",
         ),
         ("dataset=pets", "unknown dataset 'pets'"),
-        ("pooling=gap", "the argument 'pooling=gap' is not model=NAME,dataset=NAME,split=full|dev,polyak=yes"),
-        ("cifar10", "the argument 'cifar10' is not model=NAME,dataset=NAME"),
-        ("model=", "the argument 'model=' is not model=NAME,dataset=NAME"),
-        ("split=half", "split=half must be full or dev"),
+        (
+            "pooling=gap",
+            "is not model=MODEL,dataset=DATASET,split=default|full|dev,polyak=no|yes, of which any part may",
+        ),
+        ("cifar10", "the argument 'cifar10' is not model=MODEL,dataset=DATASET"),
+        ("model=", "the argument 'model=' is not model=MODEL,dataset=DATASET"),
+        ("split=half", "split=half must be split=VALUE with one of the values default, full, dev"),
         ("polyak=yes,dataset=cifar10", "polyak=yes is for dataset=imagenet2012: in a short run the average stays near"),
     ],
 )

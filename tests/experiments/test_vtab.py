@@ -77,10 +77,10 @@ def test_every_task_has_a_recipe_and_a_number_of_the_paper():
 @pytest.mark.parametrize(
     ("arg", "sentence"),
     [
-        ("task=pet", "unknown task 'pet'; choose from caltech101, cifar100"),
-        ("split=half", "split=half must be full or dev"),
-        ("dataset=dtd", "the argument 'dataset=dtd' is not task=NAME,model=NAME,split=full|dev"),
-        ("model=", "the argument 'model=' is not task=NAME"),
+        ("task=pet", "task=pet must be task=VALUE with one of the values cifar100, caltech101"),
+        ("split=half", "split=half must be split=VALUE with one of the values full, dev"),
+        ("dataset=dtd", "the argument 'dataset=dtd' is not task=TASK,model=MODEL,split=full|dev"),
+        ("model=", "the argument 'model=' is not task=TASK"),
     ],
 )
 def test_a_wrong_argument(arg, sentence):

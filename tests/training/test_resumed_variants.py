@@ -53,7 +53,7 @@ def save_teacher(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "adapters", "teacher", "target=patch4"])
+@pytest.mark.parametrize("variant", [*MODELS, "frozen blocks", "adapters", "teacher", "patch4"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(variant, tmp_path, monkeypatch):
     def stop(step, metrics):
         if step == 4:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the training state, where the data stands, and what the model is."""
+"""Checkpoints of a run: the training state, and JSON that describes the model and the data."""
 
 import lazy_loader
 

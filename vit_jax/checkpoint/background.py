@@ -6,10 +6,10 @@ from typing import Any
 
 
 class BackgroundTasks:
-    """Tasks that one thread does in their order; what goes wrong is raised later, in the main thread.
+    """Tasks that one thread runs in the order in which they were started. `poll` and `wait` raise their errors.
 
     Attributes:
-        failed: something went wrong.
+        failed: whether `poll` or `wait` has raised an error. The owner of the tasks may set it earlier.
     """
 
     def __init__(self) -> None:
@@ -19,21 +19,21 @@ class BackgroundTasks:
         self.failed = False
 
     def start(self, task: Callable[..., None], *args: Any) -> None:
-        """Adds a task."""
+        """Adds a task: the call `task(*args)`."""
         self._begun.append(self._thread.submit(task, *args))
 
     def poll(self) -> None:
-        """Raises what went wrong with the tasks that are over. Costs nothing."""
+        """Raises the error of a task that is over, if it failed. Does not wait."""
         while self._begun and self._begun[0].done():
             self._take_result()
 
     def wait(self) -> None:
-        """Waits for all tasks; raises what went wrong."""
+        """Waits for the tasks in their order. Raises the error of the first that failed, before later ones are over."""
         while self._begun:
             self._take_result()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Waits for all tasks and ends the thread. Raises no errors of tasks."""
         self._thread.shutdown()
 
     def _take_result(self) -> None:

@@ -12,8 +12,8 @@ from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.checkpoint.manifest import parse_manifest
 from vit_jax.storage import atomic_write, filesystem
 
-FOLDER = "checkpoints"  # of a workdir
-MANIFEST = "about/metadata"  # of a checkpoint: what `manifest.add_checksum` made, as JSON
+FOLDER = "checkpoints"  # the folder of the checkpoints in a workdir
+MANIFEST = "about/metadata"  # the file of the manifest in a checkpoint: what `manifest.add_checksum` made, as JSON
 FINISHED = "commit_success.txt"  # the file by which Orbax marks a finished checkpoint on a bucket
 SET_ASIDE = "damaged-"  # begins the name of the folder of a checkpoint that was set aside
 INCOMPLETE = "it is incomplete: it has no state or no manifest"
@@ -24,8 +24,8 @@ class CheckpointDirectory(Protocol):
     """The folder `checkpoints` of a workdir.
 
     Attributes:
-        folder: its path, for messages.
-        path: where Orbax reads and writes checkpoints.
+        folder: the path of the folder, for messages.
+        path: the local or remote folder in which Orbax reads and writes checkpoints.
     """
 
     folder: str
@@ -38,29 +38,32 @@ class CheckpointDirectory(Protocol):
         """Returns the names of the folders that were set aside as damaged."""
 
     def read_manifest(self, step: int) -> dict[str, Any]:
-        """Returns what a checkpoint says of itself.
+        """Returns the manifest of a checkpoint, without its checksum.
 
         Raises:
             DamagedCheckpoint: the checkpoint is incomplete, or its manifest is damaged.
-            UserError: it cannot be read.
+            UserError: the manifest cannot be read.
         """
 
     def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
-        """Replaces what a checkpoint says of itself, completely or not at all.
+        """Replaces the manifest of a checkpoint, completely or not at all. `manifest` includes its checksum.
 
         Raises:
-            UserError: that is not possible.
+            UserError: the store refuses or does not answer.
+            OSError: the manifest cannot be written to the local disk.
         """
 
     def fetch(self, step: int) -> None:
-        """Makes a checkpoint readable at `path`.
+        """Makes a checkpoint readable below `path`, by downloading what is missing there.
 
         Raises:
             UserError: the store refuses or does not answer.
         """
 
     def publish(self) -> None:
-        """Uploads what was written at `path`, and removes what was removed there, if the checkpoints lie elsewhere.
+        """Brings `folder` up to date if it is not `path` itself.
+
+        Uploads the finished checkpoints that were written at `path`, and removes those that were removed there.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -70,7 +73,7 @@ class CheckpointDirectory(Protocol):
         """Renames the folder of a damaged checkpoint, so that nothing takes it for a good one; returns the new path.
 
         Raises:
-            UserError: that is not possible.
+            UserError: the folder cannot be renamed.
         """
 
 
@@ -82,7 +85,7 @@ class LocalDirectory:
         self.folder = self.path = str(folder)
 
     def list_steps(self) -> list[int]:
-        """Returns all steps: Orbax gives a local checkpoint its name when it is finished."""
+        """Returns the steps, the newest first: a local folder is named by its step once Orbax has finished it."""
         folders = Path(self.folder).iterdir() if Path(self.folder).is_dir() else ()
         return sorted((int(path.name) for path in folders if path.name.isdigit()), reverse=True)
 
@@ -149,7 +152,11 @@ class BucketDirectory:
         """Does nothing."""
 
     def set_aside(self, step: int) -> str:
-        """Renames the folder, its mark first, without which it does not count; see `CheckpointDirectory`."""
+        """Renames the folder; see `CheckpointDirectory`.
+
+        The mark `FINISHED` is the first file that is removed from the old folder. Without it the folder does not count
+        as a checkpoint.
+        """
         old = filesystem.join_path(self.folder, str(step))
         new = filesystem.join_path(self.folder, free_name(step, self.list_set_aside()))
         filesystem.move_folder(old, sorted(filesystem.list_files(old), key=lambda name: name != FINISHED), new)
@@ -157,16 +164,18 @@ class BucketDirectory:
 
 
 class StagedDirectory:
-    """A `CheckpointDirectory` on a bucket that Orbax cannot write to, s3://: it writes to a local folder, and finished
-    checkpoints are uploaded, the file that marks them last.
+    """A `CheckpointDirectory` on s3://, where Orbax cannot write.
+
+    Orbax writes to a local folder. Finished checkpoints are uploaded from there; of each checkpoint, the file that
+    marks it as finished is uploaded last.
     """
 
     def __init__(self, folder: str, path: Path):
-        """Downloads all but the state of the finished checkpoints.
+        """Downloads the finished checkpoints without their states.
 
         Args:
-            folder: on the bucket.
-            path: the local folder.
+            folder: the folder of the checkpoints on the bucket.
+            path: the local folder, which is created if needed.
 
         Raises:
             UserError: there are several hosts, or the store refuses or does not answer.
@@ -181,7 +190,7 @@ class StagedDirectory:
         names = filesystem.list_files(folder)
         steps = finished_steps(names)
         self._ours = set(steps)
-        self._unfinished = {step_of(name) for name in names} - {None} - self._ours  # or under way from elsewhere
+        self._unfinished = {step_of(name) for name in names} - {None} - self._ours  # or being written elsewhere
         path.mkdir(parents=True, exist_ok=True)
         filesystem.download(folder, [name for name in names if is_about(name, steps)], path)
 
@@ -194,24 +203,25 @@ class StagedDirectory:
         return self._bucket.list_set_aside()
 
     def read_manifest(self, step: int) -> dict[str, Any]:
-        """Returns the manifest; the state is fetched later. See `CheckpointDirectory`."""
+        """Returns the manifest; see `CheckpointDirectory`. The state may still be missing: `fetch` downloads it."""
         return read_manifest(Path(self.path) / str(step), needs_state=False)
 
     def write_manifest(self, step: int, manifest: dict[str, Any]) -> None:
-        """Replaces the manifest in both places; see `CheckpointDirectory`."""
+        """Replaces the manifest on the bucket and in the local folder; see `CheckpointDirectory`."""
         self._bucket.write_manifest(step, manifest)
         self._local.write_manifest(step, manifest)
 
     def fetch(self, step: int) -> None:
-        """Downloads what is missing of a checkpoint; see `CheckpointDirectory`."""
+        """Downloads the files of a checkpoint that are missing in the local folder; see `CheckpointDirectory`."""
         names = [name for name in filesystem.list_files(self.folder) if step_of(name) == step]
         missing = [name for name in names if not (Path(self.path) / name).exists()]
         filesystem.download(self.folder, missing, Path(self.path))
 
     def publish(self) -> None:
-        """Uploads the finished checkpoints that are not there yet. Removes from the bucket those that were removed
-        here, and those that were unfinished at the start and still are. What another process has written meanwhile
-        stays.
+        """Uploads the finished checkpoints that the bucket lacks, and removes others from the bucket.
+
+        Removed are the checkpoints that were removed from the local folder, and those that were unfinished on the
+        bucket at the start and still are. Checkpoints that another process has written meanwhile stay.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -230,13 +240,15 @@ class StagedDirectory:
             filesystem.remove_files(self.folder, [name for name in gone if name.endswith(f"/{FINISHED}") == marks])
 
     def set_aside(self, step: int) -> str:
-        """Renames the folder in both places; see `CheckpointDirectory`."""
+        """Renames the folder on the bucket and the local one; see `CheckpointDirectory`."""
         self._local.set_aside(step)
         return self._bucket.set_aside(step)
 
 
 def open_directory(workdir: str | Path, staging: Path | None = None) -> CheckpointDirectory:
-    """Returns the checkpoints of a workdir; those of s3:// are written by way of the local folder `staging`.
+    """Returns the directory of the checkpoints of a workdir.
+
+    Checkpoints on s3:// can only be saved and restored by way of a local folder, `staging`.
 
     Raises:
         UserError: see `StagedDirectory`.
@@ -250,7 +262,7 @@ def open_directory(workdir: str | Path, staging: Path | None = None) -> Checkpoi
 
 
 def checkpoint_folder(workdir: str | Path) -> str:
-    """Returns the path of the checkpoints of a workdir."""
+    """Returns the path of the folder with the checkpoints of a workdir, absolute if it is local."""
     return filesystem.absolute_path(filesystem.join_path(str(workdir), FOLDER))
 
 
@@ -260,11 +272,12 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_manifest(path: Path, needs_state: bool = True) -> dict[str, Any]:
-    """Returns what the checkpoint in a local folder says of itself; its state may be elsewhere unless `needs_state`.
+    """Returns the manifest of the checkpoint in a local folder, without its checksum.
 
     Raises:
-        DamagedCheckpoint: it is incomplete, or its manifest is damaged.
-        UserError: it cannot be read.
+        DamagedCheckpoint: the manifest is missing, damaged or of another step than the folder's name says; or the state
+            is missing, unless `needs_state` is False.
+        UserError: the manifest cannot be read.
     """
     if not (path / MANIFEST).is_file() or (needs_state and not is_checkpoint(path)):
         raise DamagedCheckpoint(INCOMPLETE)
@@ -272,13 +285,13 @@ def read_manifest(path: Path, needs_state: bool = True) -> dict[str, Any]:
 
 
 def finished_steps(names: Iterable[str]) -> list[int]:
-    """Returns the steps of the finished checkpoints, the newest first, from all file names on a bucket."""
+    """Returns the steps of the finished checkpoints, the newest first, from the names of all files on a bucket."""
     marks = [name.split("/") for name in names if name.count("/") == 1 and name.endswith(f"/{FINISHED}")]
     return sorted((int(step) for step, _ in marks if step.isdigit()), reverse=True)
 
 
 def step_of(name: str) -> int | None:
-    """Returns the step of the checkpoint that a file on a bucket belongs to, or None."""
+    """Returns the step of the checkpoint to which a file belongs, or None. `name` is relative to the checkpoints."""
     first = name.partition("/")[0]
     return int(first) if first.isdigit() else None
 
@@ -289,7 +302,7 @@ def is_about(name: str, steps: Collection[int | None]) -> bool:
 
 
 def free_name(step: int, taken: list[str]) -> str:
-    """Returns the name of the folder that a damaged checkpoint gets."""
+    """Returns the new name of a damaged checkpoint's folder: `damaged-STEP`, or `damaged-STEP-2` and so on if taken."""
     name, number = f"{SET_ASIDE}{step}", 1
     while name in taken:
         number += 1

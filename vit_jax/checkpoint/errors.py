@@ -1,4 +1,4 @@
-"""Whose fault it is that a checkpoint cannot be read or written: its own, that of its disk or store, or a bug's."""
+"""Tells why a checkpoint cannot be read or written: it is damaged, its disk or store fails, or there is a bug."""
 
 import contextlib
 import errno
@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import BUGS, UserError
 from vit_jax.storage import filesystem
 
-# What file systems and stores say of themselves, not of files: no sign of damage, and no bug.
+# Words of errors that concern a file system or store rather than a file: no sign of damage, and no bug.
 ENVIRONMENT = (
     *("PERMISSION_DENIED", "UNAUTHENTICATED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"),
     *("CANCELLED", "No space left", "quota exceeded", "Read-only file system", "timed out", "Input/output error"),
@@ -20,16 +20,22 @@ ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint is incomplete, cannot be read, or does not hold what was saved; says which part of it."""
+    """A checkpoint is incomplete, cannot be read, or does not hold what was saved. The message says which part."""
 
 
 @contextlib.contextmanager
 def storage_errors(folder: str, verb: str) -> Iterator[None]:
-    """Makes a UserError of what goes wrong with a store or disk; what else goes wrong with a local folder is a bug.
+    """Turns an error of a store or disk into a `UserError`.
+
+    `UserError`, `DamagedCheckpoint` and `BUGS` pass unchanged. Any other error counts as an error of the store if the
+    folder is remote. If the folder is local, an error that is not one of the disk passes unchanged, as a bug.
 
     Args:
-        folder: of the checkpoints, for the message.
-        verb: what is done with them: `read` or `written`.
+        folder: the path of the checkpoints.
+        verb: what is done with the checkpoints, for the message: `read` or `written`.
+
+    Raises:
+        UserError: the store or disk fails.
     """
     _silence_closed_loops()
     try:
@@ -44,8 +50,10 @@ def storage_errors(folder: str, verb: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def damage_errors(folder: str) -> Iterator[None]:
-    """Makes of what goes wrong while a checkpoint is read a DamagedCheckpoint or, if the disk or store is at fault, a
-    UserError: a flipped bit may lead to any error of the library that reads it.
+    """Turns any error of reading a checkpoint into a `DamagedCheckpoint`, or a `UserError` if the disk or store fails.
+
+    A bug counts as damage too, since a flipped bit may cause any error in the library that reads the checkpoint.
+    `folder` is the path of the checkpoints, for the message.
     """
     _silence_closed_loops()
     try:
@@ -60,7 +68,7 @@ def damage_errors(folder: str) -> Iterator[None]:
 
 @functools.cache
 def _silence_closed_loops() -> None:
-    """Keeps off the terminal what TensorStore's other requests print once one has failed: it buries the reason."""
+    """Hides what TensorStore's other requests print on the terminal once one has failed: it would bury the reason."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

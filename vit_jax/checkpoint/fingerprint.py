@@ -1,10 +1,10 @@
 """Fingerprints of arrays: 64 bits that change when a value is changed, swapped, rounded or missing, and that do not
 depend on how the array lies on the devices.
 
-An array is taken as unsigned words: each is mixed with its position by a bijection of 32 bits and the results are added
-modulo 2^32, twice, by two different bijections. Integer sums do not depend on their order, so that any sharding, any
-replication and NumPy give the same number; one changed word always changes it. It guards against accidents, not against
-forgers.
+An array is read as unsigned words. Each word is mixed with its position by a bijection of 32 bits, and the results are
+added modulo 2^32. Two different bijections give two such sums, which are the fingerprint. Integer sums do not depend on
+the order, so that any sharding, any replication and NumPy give the same fingerprint. One changed word always changes
+it. A fingerprint guards against accidents, not against forgers.
 """
 
 import functools
@@ -25,8 +25,8 @@ from vit_jax.tree import ArrayTree
 ZERO = np.uint32(0)
 LIMIT = 2**32  # positions that one unsigned word tells apart
 CHUNK = 2**16  # words of a NumPy array taken at once: few enough to stay in the processor's cache
-# Of each lane: what a position is multiplied by, and the two factors of a bijection of words, all odd: those of
-# MurmurHash3's finaliser, and of Wellons' lowbias32 (nullprogram.com/blog/2018/07/31).
+# For each of the two sums: the factor of the position, and the two factors of the bijection of words. All are odd. The
+# bijections have the factors of MurmurHash3's finaliser and of Wellons' lowbias32 (nullprogram.com/blog/2018/07/31).
 LANES = ((0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35), (0x632BE5AB, 0x7FEB352D, 0x846CA68B))
 
 
@@ -35,7 +35,7 @@ class Fingerprint(NamedTuple):
 
     Attributes:
         digits: the fingerprint, 16 hexadecimal digits.
-        finite: no value is NaN or infinite.
+        finite: whether no value is NaN or infinite.
     """
 
     digits: str
@@ -43,12 +43,13 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
-    """Returns the fingerprint of every array of a tree by its name; arrays on a mesh in one call, NumPy's one by one.
+    """Returns name -> fingerprint for every array of a tree. Every process must call it.
 
-    Nothing is gathered: each device adds up what it holds, and the sums are added. Every process must call it.
+    All JAX arrays on the same mesh are handled in one call of a jitted function, NumPy arrays one by one. No array is
+    gathered: each device adds up the part that it holds, and the sums of the devices are added.
 
     Raises:
-        ValueError: an array has a dtype or a dimension for which none is defined.
+        ValueError: an array has a dtype or a dimension for which no fingerprint is defined.
     """
     leaves = tree.flatten(state)
     there: dict[Any, list[str]] = {}
@@ -70,7 +71,7 @@ def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
 
 
 def fingerprint(array: Any) -> Fingerprint:
-    """Returns the fingerprint of a NumPy array, with a few MB of memory at most."""
+    """Returns the fingerprint of a NumPy array. If the array is contiguous, this takes a few MB of memory at most."""
     array = np.asarray(array)
     words = _numpy_words(array)
     sizes, totals, finite = split_index(words.shape), [0, 0], True
@@ -92,8 +93,13 @@ def fingerprint(array: Any) -> Fingerprint:
 
 @functools.cache
 def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array]], jax.Array]:
-    """Returns the jitted function from arrays that lie on a mesh by `specs` (or on one device: None) to uint32
-    [arrays, 3] on every device: both sums, and 0 where all values are finite.
+    """Returns a jitted function that takes arrays and returns uint32 [arrays, 3] on every device.
+
+    The columns of the result are the two sums of an array, and a number that is 0 if all its values are finite.
+
+    Args:
+        mesh: the mesh on which the arrays lie; None: each array lies on one device.
+        specs: the partition spec of each array; empty without a mesh.
     """
     if mesh is None:
         return jax.jit(lambda leaves: jnp.stack([_row(leaf, P()) for leaf in leaves]))
@@ -101,7 +107,7 @@ def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array
     def local(leaves: list[jax.Array]) -> jax.Array:
         rows = [_row(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
         split = [tuple(sorted(axis for axes in spec for axis in _names(axes))) for spec in specs]
-        for axes in set(split) - {()}:  # what is copied along an axis is counted once
+        for axes in set(split) - {()}:  # an array is not summed over an axis along which it is copied
             numbers = [number for number, along in enumerate(split) if along == axes]
             sums = jax.lax.psum(jnp.stack([rows[number] for number in numbers]), axes)
             for number, row in zip(numbers, sums, strict=True):
@@ -112,7 +118,7 @@ def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array
 
 
 def _row(leaf: jax.Array, spec: P, mesh: Mesh | None = None) -> jax.Array:
-    """Returns both sums of the part of an array that lies on this device, and whether a value is not finite."""
+    """Returns uint32 [3] of the part of an array on this device: both sums, and 1 if a value is not finite, else 0."""
     words = _device_words(leaf)
     shape, offsets = list(words.shape), [jnp.uint32(0)] * words.ndim
     for dimension, axes in enumerate(spec):
@@ -127,7 +133,7 @@ def _row(leaf: jax.Array, spec: P, mesh: Mesh | None = None) -> jax.Array:
 
 
 def _names(axes: Any) -> tuple[str, ...]:
-    """Returns the mesh axes of one entry of a spec."""
+    """Returns the names of the mesh axes in one entry of a partition spec."""
     return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
@@ -136,31 +142,37 @@ def _add(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> tuple[jax.Arra
 
 
 def mixed(words: Any, positions: Sequence[Any]) -> list[Any]:
-    """Returns the terms of both sums for uint32 words, in NumPy or in JAX, at positions of one or more uint32 words."""
+    """Returns the terms of the first sum and those of the second: for each word, its mix with its position.
+
+    Args:
+        words: a uint32 array of NumPy or JAX.
+        positions: the positions of the words, each in one or more uint32 arrays as `split_index` splits them.
+    """
     terms = []
     for step, first, second in LANES:
         low, *rest = positions
         key = low * np.uint32(step) + np.uint32(first)
-        for higher in rest:  # not linear: else positions 2^32 apart could share their keys in both lanes
+        for higher in rest:  # not linear: else positions 2^32 apart could share their keys in both sums
             key = key + _scrambled(higher + np.uint32(step), first, second)
         terms.append(_scrambled(words ^ key, first, second))
     return terms
 
 
 def _scrambled(word: Any, first: int, second: int) -> Any:
-    """Returns a bijection of 32-bit words."""
+    """Returns 32-bit words after a bijection, which the odd factors `first` and `second` define."""
     word = (word ^ (word >> np.uint32(16))) * np.uint32(first)
     word = (word ^ (word >> np.uint32(15))) * np.uint32(second)
     return word ^ (word >> np.uint32(16))
 
 
 def split_index(shape: Sequence[int]) -> list[int]:
-    """Returns the sizes of the parts into which a flat index is split, lowest first.
+    """Returns the sizes of the parts into which a flat index of an array of this shape is split, lowest part first.
 
-    Each part fits into an unsigned word and is a product of adjacent dimensions. An array of up to 2^32 words has one.
+    A size is a product of adjacent dimensions and at most 2^32, so that each part of an index fits into a uint32. An
+    array of up to 2^32 words has a single part.
 
     Raises:
-        ValueError: one dimension alone is too large.
+        ValueError: one dimension alone is above 2^32.
     """
     if max(shape, default=1) > LIMIT:
         raise ValueError(f"a dimension of {max(shape):,} is too large for a fingerprint")
@@ -191,7 +203,7 @@ def _positions(local: Sequence[int], shape: Sequence[int], offsets: Sequence[jax
 
 
 def _device_words(leaf: jax.Array) -> jax.Array:
-    """Returns an array as unsigned words: those of 8 bytes as two, along a new last dimension."""
+    """Returns the values of an array as unsigned words. A value of 8 bytes gives two, along a new last dimension."""
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint8)
     return jax.lax.bitcast_convert_type(leaf, _word(leaf.dtype))

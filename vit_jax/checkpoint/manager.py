@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the training state, where the data stands, and what the model is."""
+"""Saves and restores the checkpoints of a run."""
 
 import contextlib
 import threading
@@ -24,12 +24,14 @@ from vit_jax.tree import ArrayTree
 class Checkpoints:
     """The checkpoints `<workdir>/checkpoints/<step>`, written in the background.
 
-    The last `checkpoint.keep_last` are kept, and the best `checkpoint.keep_best` by `checkpoint.best_metric` on the
-    split and with the preprocessing of its evaluation; see `retention.ranked`.
+    The newest `checkpoint.keep_last` checkpoints are kept, and the best `checkpoint.keep_best` by
+    `checkpoint.best_metric`. Only values from the same evaluation (split, preprocessing and images) are compared; see
+    `retention.ranked`.
 
     Attributes:
-        steps: of the checkpoints that were there at first, the newest first, damaged or not.
-        latest: the last step whose checkpoint is finished, as far as is known before it is read; None: there is none.
+        steps: the steps of the checkpoints that the workdir had at first, the newest first, damaged or not.
+        latest: the newest step with a finished checkpoint, or None. Until it is read, only its manifest is known to be
+            intact.
     """
 
     def __init__(
@@ -41,19 +43,20 @@ class Checkpoints:
         evaluations: retention.Evaluations | None = None,
         scores_are_named: bool = False,
     ):
-        """Looks at the checkpoints of a workdir. Writes nothing there.
+        """Lists the checkpoints of a workdir and reads their manifests. Writes nothing to the workdir.
 
         Args:
-            config: of the run.
-            workdir: its folder.
-            staging: a local folder by way of which those of s3:// are read and written.
+            config: the configuration of the run.
+            workdir: the folder of the run.
+            staging: a local folder by way of which checkpoints on s3:// are read and written.
             coordinator: how the hosts agree.
-            evaluations: what the evaluations look at; None: only what the configuration says is known.
-            scores_are_named: scores without a name, of version 0.1.0, are of `checkpoint.best_metric` as it is now.
+            evaluations: what the evaluations look at; None: as far as `config` states it.
+            scores_are_named: whether scores without a name, which version 0.1.0 wrote, are taken for values of the
+                present `checkpoint.best_metric`.
 
         Raises:
-            UserError: they are remote, and the store refuses or does not answer; or all of them were set aside as
-                damaged.
+            UserError: the store refuses or does not answer, all checkpoints were set aside as damaged, or several hosts
+                use s3://.
         """
         self._coordinator = coordinator
         self._directory = open_directory(workdir, staging)
@@ -68,7 +71,7 @@ class Checkpoints:
         look = self._list if jax.process_index() == 0 else lambda: None  # the list of host 0 decides
         listing = run_on_all(coordinator, "checkpoints", look)[0]
         self.steps: list[int] = listing["steps"]
-        self._older: list[int] = []  # whose manifests do not say all that is known of their scores
+        self._older: list[int] = []  # steps whose manifests lack what is now known of their scores
         for step, manifest in listing["manifests"].items():
             named = self._named(manifest)
             self._retention.measured[int(step)] = retention.from_json(named)
@@ -81,7 +84,7 @@ class Checkpoints:
             )
 
     def open(self) -> None:
-        """Prepares to save.
+        """Prepares to save: opens Orbax's writer, and adds to older manifests what their scores measure.
 
         Raises:
             UserError: the disk or store refuses or does not answer.
@@ -93,10 +96,12 @@ class Checkpoints:
                     self._name_score(step)
 
     def save(self, state: ArrayTree, step: int, about: dict[str, Any]) -> None:
-        """Starts to save the state after `step`, with JSON `about` the model and the data, unless it is saved.
+        """Starts to save the state after `step`, once the checkpoint before it is finished.
+
+        Does nothing if `step` is `latest`. `about` is JSON that describes the model and the data.
 
         Raises:
-            UserError: the disk or store refuses it, or refused the one before.
+            UserError: the disk or store refuses the checkpoint, or refused the one before it.
             NonFiniteLoss: a value of the state is NaN or infinite; nothing is written.
         """
         self.wait()
@@ -117,17 +122,17 @@ class Checkpoints:
         self._tasks.start(self._finish, step)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Starts to add metrics to the newest checkpoint, saved or restored, as soon as that is finished."""
+        """Adds metrics to the newest checkpoint, saved or restored, in the background once it is finished."""
         self._manifest |= self._evaluation(metrics)
         self._retention.measured[self._manifest["step"]] = retention.from_json(self._manifest)
         self._tasks.start(self._write_manifest, dict(self._manifest))
 
     def poll(self) -> None:
-        """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing."""
+        """Raises the error of a save in the background, if one has failed. Does not wait."""
         self._tasks.poll()
 
     def wait(self) -> None:
-        """Waits for what is being saved, since Orbax's manager is for one thread at a time; raises what went wrong."""
+        """Waits until nothing is being saved, as Orbax's manager is for one thread at a time. Raises errors of saving."""
         self._tasks.wait()
 
     def restore(
@@ -140,7 +145,7 @@ class Checkpoints:
         return restored
 
     def close(self) -> None:
-        """Finishes saving and ends the background threads."""
+        """Finishes saving and ends the background threads. Raises the error of a save that failed."""
         try:
             self.wait()
         finally:
@@ -150,7 +155,7 @@ class Checkpoints:
                     self._writer.close()
 
     def abandon(self, finish: Callable[[], None]) -> None:
-        """Closes without waiting for it, as the store does not answer; `finish` is called afterwards."""
+        """Closes in a thread, because the store does not answer, and ignores errors. The thread then calls `finish`."""
 
         def close() -> None:
             with contextlib.suppress(Exception):
@@ -160,18 +165,23 @@ class Checkpoints:
         threading.Thread(target=close, daemon=True).start()
 
     def _list(self) -> dict[str, Any]:
-        """Returns the steps, the newest first; the short manifests of those that look intact; what was set aside."""
+        """Returns what the folder of the checkpoints contains.
+
+        Returns:
+            `steps`, the newest first; `manifests`: step -> manifest without arrays and model, for the checkpoints that
+            look intact; and `set_aside`, the names of the folders that were set aside.
+        """
         manifests = {}
         with storage_errors(self._directory.folder, "read"):
             steps, set_aside = self._directory.list_steps(), self._directory.list_set_aside()
             for step in steps:
-                with contextlib.suppress(DamagedCheckpoint):  # reported when it is to be read
+                with contextlib.suppress(DamagedCheckpoint):  # it is reported when the checkpoint is to be read
                     manifest = self._directory.read_manifest(step)
                     manifests[step] = {key: value for key, value in manifest.items() if key not in ("arrays", "model")}
         return {"steps": steps, "manifests": manifests, "set_aside": set_aside}
 
     def _finish(self, step: int) -> None:
-        """Waits, in the background, until a checkpoint is finished, and uploads it if need be."""
+        """Waits, in the background, until a checkpoint is finished, uploads it if need be, and sets `latest`."""
         assert self._writer
         with self._writing():
             self._writer.wait()
@@ -179,7 +189,7 @@ class Checkpoints:
         self.latest = step
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replaces, in the background, the manifest of the newest checkpoint."""
+        """Replaces, in the background, the manifest of the newest checkpoint, if it is finished and this is host 0."""
         if self.latest == manifest["step"] and jax.process_index() == 0:  # else it could not be written
             with self._writing():
                 self._directory.write_manifest(manifest["step"], add_checksum(manifest))
@@ -193,7 +203,7 @@ class Checkpoints:
         return retention.add_samples(manifest, self._evaluations)
 
     def _name_score(self, step: int) -> None:
-        """Writes what its score measures into a checkpoint: later the configuration or the images may be others."""
+        """Writes into a checkpoint what its score measures: the configuration or the images may be others later."""
         if jax.process_index() == 0:
             with contextlib.suppress(DamagedCheckpoint):  # it was set aside
                 manifest = self._named(self._directory.read_manifest(step))
@@ -201,7 +211,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Adds to what goes wrong while saving which checkpoint there is to resume from."""
+        """Adds to a `UserError` raised while saving which checkpoint a run can resume from; see `storage_errors`."""
         try:
             with storage_errors(self._directory.folder, "written"):
                 yield

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, so that damage is noticed: a table of its arrays, under a checksum of its own."""
+"""The manifest of a checkpoint, by which damage is noticed: it has a table of the arrays, and its own checksum."""
 
 import hashlib
 import json
@@ -13,14 +13,15 @@ from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.checkpoint.fingerprint import fingerprints
 from vit_jax.tree import ArrayTree
 
-MOST = 8  # names listed of many
+MOST = 8  # the most names that a message lists
 
 ArrayTable = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
 
 
 def describe_arrays(state: ArrayTree) -> tuple[ArrayTable, list[str]]:
-    """Returns what a manifest holds of every array of a state, and the names of the arrays that are not finite. Every
-    process must call it.
+    """Returns the table of a state's arrays for its manifest, and the names of the arrays that are not finite.
+
+    Every process must call it.
     """
     leaves, by_name = tree.flatten(state), fingerprints(state)
     table = {name: [str(leaf.dtype), list(leaf.shape), by_name[name].digits] for name, leaf in leaves.items()}
@@ -28,15 +29,15 @@ def describe_arrays(state: ArrayTree) -> tuple[ArrayTable, list[str]]:
 
 
 def add_checksum(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest with its checksum."""
+    """Returns a manifest with its checksum added."""
     return manifest | {"checksum": _checksum(manifest)}
 
 
 def parse_manifest(text: bytes, step: int | None = None) -> dict[str, Any]:
-    """Returns the manifest that `add_checksum` made, from its JSON text.
+    """Returns a manifest, without its checksum, from the JSON text of what `add_checksum` returned.
 
     Raises:
-        DamagedCheckpoint: it is not what was written, or not of this step.
+        DamagedCheckpoint: the text is not what was written, or the manifest is of another step than `step`, if given.
     """
     try:
         manifest = json.loads(text)
@@ -50,7 +51,7 @@ def parse_manifest(text: bytes, step: int | None = None) -> dict[str, Any]:
 
 
 def check_program(manifest: dict[str, Any], wanted: ArrayTree, where: str) -> None:
-    """Compares what an intact checkpoint says it holds with the state of the program.
+    """Compares the arrays in the manifest of an intact checkpoint, at the path `where`, with the program's state.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -63,20 +64,24 @@ def check_program(manifest: dict[str, Any], wanted: ArrayTree, where: str) -> No
 
 
 def check_metadata(manifest: dict[str, Any], metadata: ArrayTree, prefix: str = "") -> None:
-    """Compares the table with the shapes and types that Orbax finds written, to which it would cast silently.
+    """Compares the arrays in the manifest with `metadata`, the shapes and types that Orbax finds in the checkpoint.
+
+    Orbax itself would cast silently. Only the arrays whose names in the manifest begin with `prefix` are compared.
 
     Raises:
-        DamagedCheckpoint: they differ.
+        DamagedCheckpoint: the shapes or types differ.
     """
     if wrong := tree.differences(metadata, array_shapes(manifest, prefix)):
         raise DamagedCheckpoint(f"its arrays are not described as they were saved: {list_names(wrong)}")
 
 
 def check_arrays(manifest: dict[str, Any], state: ArrayTree, prefix: str = "") -> None:
-    """Compares the fingerprints of arrays with those saved. Every process must call it.
+    """Compares the fingerprints of the arrays of `state` with those in the manifest. Every process must call it.
+
+    The name of an array in the manifest is `prefix` and its name in `state`.
 
     Raises:
-        DamagedCheckpoint: some differ.
+        DamagedCheckpoint: some fingerprints differ.
     """
     (table, _), saved = describe_arrays(state), manifest["arrays"]
     wrong = [f"{prefix}{name}" for name, row in table.items() if row != saved[f"{prefix}{name}"]]
@@ -85,7 +90,7 @@ def check_arrays(manifest: dict[str, Any], state: ArrayTree, prefix: str = "") -
 
 
 def array_shapes(manifest: dict[str, Any], prefix: str = "") -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the arrays in the table whose names begin with `prefix`, by the rest of their names."""
+    """Returns name without `prefix` -> shape and dtype, for the arrays in the manifest whose names begin with it."""
     return {
         name.removeprefix(prefix): jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
         for name, (dtype, shape, _) in manifest["arrays"].items()
@@ -94,7 +99,7 @@ def array_shapes(manifest: dict[str, Any], prefix: str = "") -> dict[str, jax.Sh
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Returns names as words, the first few where there are many."""
+    """Returns names as words with commas between. Of many names, the first 8 and how many more there are."""
     names = list(names)
     more = f" and {len(names) - MOST:,} more" if len(names) > MOST else ""
     return f"{', '.join(names[:MOST])}{more}"

@@ -52,7 +52,8 @@ class OrbaxWriter:
 def wait_for_hosts(*, key: str, timeout_ms: int) -> None:
     """Waits at one of Orbax's barriers.
 
-    A background thread that has failed raises its error instead: the other hosts wait for it at another barrier.
+    In a background thread that is handling an error, this raises the error instead of waiting: the other hosts wait
+    for this one at another barrier.
     """
     error = sys.exc_info()[1]
     if error and threading.current_thread() is not threading.main_thread():
@@ -66,13 +67,13 @@ def read_state(
     """Returns the state of a checkpoint, its arrays placed by `shardings`.
 
     Args:
-        path: of the checkpoint.
-        check_metadata: is given the tree of shapes and types that Orbax finds before an array is read.
-        wanted: shapes of the state.
-        shardings: placement of the state.
+        path: the path of the checkpoint.
+        check_metadata: takes the tree of shapes and types that Orbax finds; called before an array is read.
+        wanted: the shapes and dtypes of the state.
+        shardings: the placement of the state.
 
     Raises:
-        DamagedCheckpoint: it has no state.
+        DamagedCheckpoint: the checkpoint has no state.
     """
     places = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), wanted, shardings)
     kinds = ocp.checkpoint_utils.construct_restore_args(places)
@@ -83,11 +84,13 @@ def read_state(
 
 
 def read_subtree(path: Path, check_metadata: Callable[[ArrayTree], None], which: str) -> dict[str, Any]:
-    """Returns one part of a state, such as `params`, as NumPy arrays; `check_metadata` is as for `read_state`.
+    """Returns the part `which` of a state, such as `params`, as NumPy arrays.
+
+    `check_metadata` is as for `read_state`, but takes the shapes and types of this part only.
 
     Raises:
-        DamagedCheckpoint: it cannot be read.
-        UserError: the disk does not let it be read.
+        DamagedCheckpoint: the part cannot be read.
+        UserError: the disk fails.
     """
     with damage_errors(str(path.parent)), _reader() as reader:
         saved = {which: _metadata(reader, str(path.absolute()))[which]}
@@ -104,7 +107,7 @@ def _handlers(**options: Any) -> dict[str, ocp.CheckpointHandler]:
 
 @contextlib.contextmanager
 def _reader() -> Iterator[ocp.Checkpointer]:
-    """Gives a reader that waits for no other process, so that one that fails leaves none waiting."""
+    """Yields a reader that waits for no other process, so that a process that fails does not keep others waiting."""
     me = jax.process_index()
     options = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"read_{me}"

@@ -1,4 +1,4 @@
-"""Finding the checkpoints of workdirs, local or on a bucket, and copying them here. Writes nothing there."""
+"""Finds the checkpoints of workdirs, local or on a bucket, and copies remote ones here. Never writes to a workdir."""
 
 from pathlib import Path
 
@@ -23,10 +23,10 @@ INDEX = f"{SAFETENSORS}.index.json"
 
 
 def find_checkpoint(workdir: Path, best: bool = False) -> Path | None:
-    """Returns the folder of the newest (or best) finished checkpoint of a local workdir, or None.
+    """Returns the folder of the newest (or best) finished checkpoint of a local workdir; None: there is none.
 
     Raises:
-        UserError: the best is sought, and one of them is damaged.
+        UserError: the best checkpoint is wanted, and the manifest of some checkpoint is damaged.
     """
     return _pick([path for path in _step_folders(workdir) if is_checkpoint(path)], best)
 
@@ -40,10 +40,13 @@ def latest_step(workdir: str) -> int | None:
 
 
 def local_workdir(workdir: str | Path, best: bool = False) -> Path:
-    """Returns a local workdir itself, or a local copy of a remote one with its newest (or best) checkpoint, if any.
+    """Returns a local workdir itself, or a local copy of a remote one.
+
+    The copy has the configuration and, if there are checkpoints, the newest (or best) one. Of the other checkpoints it
+    has all but the state.
 
     Raises:
-        UserError: it is remote and cannot be read.
+        UserError: the workdir is remote and cannot be read.
     """
     location = str(workdir)
     if not filesystem.is_remote(location):
@@ -54,11 +57,13 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
 
 
 def local_weights(path: str | Path) -> Path:
-    """Returns a local path itself, or a local copy of a remote one's weights: a file of arrays, a folder of timm or
-    transformers, a checkpoint folder, or a workdir (its `model.npz`, or else its newest checkpoint).
+    """Returns a local path itself, or a local copy of the weights at a remote path.
+
+    The remote path is a file of arrays, a folder of timm or transformers, a checkpoint folder, or a workdir. Of a
+    workdir its `model.npz` is copied, or its newest checkpoint if there is no `model.npz`.
 
     Raises:
-        UserError: it is remote and cannot be read.
+        UserError: the path is remote and cannot be read.
     """
     location = str(path)
     if not filesystem.is_remote(location):
@@ -84,7 +89,7 @@ def local_weights(path: str | Path) -> Path:
 
 
 def _copy_published(folder: str, ending: str) -> Path:
-    """Returns a local copy of the files of a remote folder that end so, and of the JSON files beside them."""
+    """Returns a local copy of the files in a remote folder whose names end with `ending`, and of its JSON files."""
 
     def is_wanted(name: str) -> bool:
         return "/" not in name and name.endswith((ending, ".json"))
@@ -93,11 +98,12 @@ def _copy_published(folder: str, ending: str) -> Path:
 
 
 def _copy_workdir(workdir: str, step: int | None = None) -> Path:
-    """Returns a local copy of a remote workdir's configuration, of the checkpoint of `step`, and of the other finished
-    checkpoints all but the state.
+    """Returns a local copy of a remote workdir: its configuration, and its finished checkpoints.
+
+    The checkpoint of `step` is copied whole, all others without the state.
 
     Raises:
-        UserError: it is not there, or cannot be read.
+        UserError: the workdir does not exist or cannot be read.
     """
     steps = finished_steps(filesystem.list_files(checkpoint_folder(workdir)))
 
@@ -115,7 +121,13 @@ def _step_folders(workdir: Path) -> list[Path]:
 
 
 def _pick(folders: list[Path], best: bool) -> Path | None:
-    """Returns the folder of the newest checkpoint, or of the best by the measure that the run used last."""
+    """Returns the folder of the newest checkpoint, or of the best by the measure that the run used last.
+
+    Returns None if there is no checkpoint, or if the best is wanted and none was measured.
+
+    Raises:
+        UserError: the best is wanted, and the manifest of a checkpoint is damaged.
+    """
     if not best:
         return max(folders, key=lambda path: int(path.name), default=None)
     by_step = {int(path.name): path for path in folders}
@@ -130,7 +142,7 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
 
 
 def list_others(path: Path) -> str:
-    """Returns the end of a sentence on a damaged checkpoint: which others its workdir has."""
+    """Returns the end of a sentence on a damaged checkpoint, which lists the other checkpoints of its run, if any."""
     folders = _step_folders(path.parent.parent)
     steps = sorted(int(other.name) for other in folders if other != path and is_checkpoint(other))
     if path.parent.name != FOLDER or not steps:

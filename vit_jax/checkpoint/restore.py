@@ -1,4 +1,4 @@
-"""Reading checkpoints: the newest intact state of a run back onto the devices, or the weights of one."""
+"""Reads checkpoints: the newest intact state of a run onto the devices, or the weights of one checkpoint."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -27,9 +27,9 @@ class Restored:
     """What a run is resumed from.
 
     Attributes:
-        step: updates made.
+        step: the number of updates that the run had made.
         state: the training state, placed on the mesh.
-        about: what the checkpoint says of itself.
+        about: the manifest of the checkpoint.
         set_aside: a sentence on each damaged checkpoint that was set aside.
     """
 
@@ -49,18 +49,18 @@ def restore_newest(
 ) -> Restored | None:
     """Returns the newest state that is intact, its arrays placed by `shardings`, or None if there is no checkpoint.
 
-    Damaged ones are set aside as soon as an older one was found to be intact.
+    Damaged checkpoints are set aside as soon as an older one was found to be intact. If all are damaged, none is.
 
     Args:
-        directory: of the checkpoints.
-        steps: of the checkpoints, the newest first.
+        directory: where the checkpoints lie.
+        steps: the steps of the checkpoints, the newest first.
         coordinator: how the hosts agree: all read the same checkpoint, or none goes on.
-        wanted: shapes of the state.
-        shardings: placement of the state.
-        accept: is given the manifest of a checkpoint before its state is read; what it raises is raised.
+        wanted: the shapes and dtypes of the state.
+        shardings: the placement of the state.
+        accept: called with the manifest of a checkpoint before its state is read. Its errors are passed on.
 
     Raises:
-        UserError: all are damaged, the state is of another program, or the disk or store does not let it be read.
+        UserError: all checkpoints are damaged, the arrays are not those of `wanted`, or the disk or store fails.
     """
     damage: dict[int, str] = {}
     for step in steps:
@@ -88,7 +88,7 @@ def _read(
     shardings: ArrayTree,
     accept: Accept,
 ) -> tuple[ArrayTree, dict[str, Any]]:
-    """Returns a state and its manifest.
+    """Returns the state and the manifest of a checkpoint.
 
     Raises:
         DamagedCheckpoint: the checkpoint is damaged on some host.
@@ -111,7 +111,7 @@ def _read(
 
 
 def _run_intact(coordinator: Coordinator, topic: str, work: Callable[[], None]) -> None:
-    """Raises DamagedCheckpoint on every host if `work` does on one."""
+    """Runs `work` on every host. Raises DamagedCheckpoint on every host if `work` raises it on one."""
 
     def attempt() -> str | None:
         try:
@@ -125,7 +125,7 @@ def _run_intact(coordinator: Coordinator, topic: str, work: Callable[[], None]) 
 
 
 def _set_aside(directory: CheckpointDirectory, damage: dict[int, str]) -> list[str]:
-    """Renames the folders of damaged checkpoints; returns a sentence on each."""
+    """Renames the folders of damaged checkpoints, given as step -> reason; returns a sentence on each."""
     return [
         f"checkpoint {step} is damaged and was renamed to {directory.set_aside(step)}: {reason}."
         for step, reason in damage.items()
@@ -136,7 +136,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """Returns the manifest of one checkpoint folder: its step, `model`, `data` and the table of its arrays.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the checkpoint is damaged.
     """
     try:
         return read_manifest(path)
@@ -145,13 +145,14 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the weights of one checkpoint folder that a run evaluates as NumPy arrays, and the manifest.
+    """Returns the weights in one checkpoint folder as NumPy arrays, and the checkpoint's manifest.
 
-    Adapters are merged. The weights are the moving average when it was on, and schedule-free AdamW's average when that
-    was the optimizer.
+    They are the weights that a run evaluates: the moving average if the run has one, schedule-free AdamW's average if
+    that is the optimizer, else the parameters. Adapters are merged into the kernels.
 
     Raises:
-        UserError: the folder holds no checkpoint, or a damaged one: says in what, and which others there are.
+        UserError: the folder holds no checkpoint, or a damaged one. The message says what is damaged, and which other
+            checkpoints the run has.
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: a checkpoint contains `state` and `about`.")
@@ -169,7 +170,7 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_group(path: Path, manifest: dict[str, Any], which: str) -> dict[str, Any]:
-    """Returns one part of a state; raises DamagedCheckpoint."""
+    """Returns one part of a state, such as `params`; raises DamagedCheckpoint unless its arrays are as saved."""
     group = read_subtree(path, lambda metadata: check_metadata(manifest, metadata, f"{which}/"), which)
     check_arrays(manifest, group, f"{which}/")
     return group

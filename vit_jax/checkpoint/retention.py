@@ -7,19 +7,19 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-Evaluations = Mapping[str, Mapping[str, str]]  # name -> what it looks at, and how: the fields of `Measure`
+Evaluations = Mapping[str, Mapping[str, str]]  # name of an evaluation -> fields of `Measure` but `metric`
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a number says of a checkpoint; numbers of different measures cannot be compared.
+    """What was measured to get a number. Numbers of different measures cannot be compared.
 
     Attributes:
-        metric: its name, `test/accuracy`.
-        split: of the evaluation.
-        preprocess: of the evaluation, with the resolution filled in.
-        contents: fingerprint of the names and labels of the images.
-        sample: of what the images contain; empty where the fingerprint covers that, and in older runs.
+        metric: the name of the metric, with its evaluation: `test/accuracy`.
+        split: the split of the evaluation.
+        preprocess: the preprocessing of the evaluation, with the resolution filled in.
+        contents: a fingerprint of the names and labels of the images; empty: not known.
+        sample: a digest of the stored bytes of some images; empty if `contents` covers all bytes, and in older runs.
     """
 
     metric: str
@@ -37,8 +37,8 @@ class Measured:
     """What was measured of a checkpoint.
 
     Attributes:
-        by: the measure that ranked checkpoints when it was saved.
-        values: measure -> value, the larger the better; those that are not finite are left out.
+        by: the measure by which the run ranked its checkpoints when this one was saved.
+        values: measure -> value, the larger the better. Values that are not finite are left out.
     """
 
     by: Measure
@@ -46,12 +46,12 @@ class Measured:
 
 
 def measure_of(evaluations: Evaluations, metric: str) -> Measure:
-    """Returns what a metric measures."""
+    """Returns the measure of a metric, whose name is EVALUATION/METRIC."""
     return Measure(metric, **evaluations[metric.partition("/")[0]])
 
 
 def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a manifest holds of an evaluation: all metrics, and what each measures."""
+    """Returns what a manifest holds of the evaluation of a checkpoint: all metrics, and what each measures."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {
         "evaluated": bool(metrics),
@@ -63,7 +63,7 @@ def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, fl
 
 
 def from_json(about: Mapping[str, Any]) -> Measured:
-    """Returns what was measured of a checkpoint, from its manifest: what `to_json` returned, or a mere score."""
+    """Returns what was measured of a checkpoint, from its manifest. In version 0.1.0 it is a score without a name."""
     if "metrics" not in about:
         return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
     values = {measure_of(about["evals"], name): value for name, value in about["metrics"].items() if value is not None}
@@ -71,12 +71,12 @@ def from_json(about: Mapping[str, Any]) -> Measured:
 
 
 def evaluations_of(config: ConfigDict) -> Evaluations:
-    """Returns what a configuration says of its evaluations."""
+    """Returns the evaluations as far as a configuration states them: their contents are not known."""
     return {name: {"split": e.split, "preprocess": e.preprocess, "contents": ""} for name, e in config.evals.items()}
 
 
 def name_score(about: Mapping[str, Any], evaluations: Evaluations, best_metric: str) -> dict[str, Any]:
-    """Returns a manifest of version 0.1.0, which has a score without a name, with the name of its score."""
+    """Returns a manifest of version 0.1.0 with its score named `best_metric`; a copy of any later manifest."""
     if "metrics" in about:
         return dict(about)
     metrics = {} if about["score"] is None else {best_metric: about["score"]}
@@ -84,46 +84,46 @@ def name_score(about: Mapping[str, Any], evaluations: Evaluations, best_metric: 
 
 
 def add_samples(about: Mapping[str, Any], evaluations: Evaluations) -> dict[str, Any]:
-    """Returns a manifest that has no samples yet with those of the evaluations of the same contents."""
+    """Returns a manifest with a sample added to those evaluations that differ from the present ones in nothing else."""
     saved = about.get("evals", {})
     same = {name: now for name, now in evaluations.items() if name in saved and is_sampled_only_now(saved[name], now)}
     return {**about, "evals": {**saved, **same}} if same else dict(about)
 
 
 def is_sampled_only_now(saved: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Returns whether an evaluation differs from that of a checkpoint only in having a sample."""
+    """Returns whether an evaluation differs from the one in a checkpoint only in having a sample."""
     return "sample" not in saved and saved == {key: value for key, value in now.items() if key != "sample"}
 
 
 class Retention:
-    """The rule, as a preservation policy of Orbax.
+    """The rule by which checkpoints are kept, as a preservation policy of Orbax.
 
     Attributes:
-        measured: step -> what was measured of the checkpoint; one that was not measured is never best.
+        measured: step -> what was measured of the checkpoint. A checkpoint that was not measured is never best.
     """
 
     def __init__(self, last: int, best: int, measure: Measure):
-        """Keeps the newest `last` and, besides, the `best` best, of equally good ones the newest."""
+        """Keeps the newest `last` checkpoints and the best `best`. Of equally good checkpoints, the newer is better."""
         self._last, self._best, self._measure = last, best, measure
         self.measured: dict[int, Measured] = {}
 
     def kept(self, steps: Iterable[int]) -> set[int]:
-        """Returns those of some steps whose checkpoints are kept."""
+        """Returns the subset of `steps` whose checkpoints are kept."""
         steps = sorted(steps)
         known = {step: self.measured[step] for step in steps if step in self.measured}
         return set(steps[-self._last :]) | set(ranked(known, self._measure)[: self._best])
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Returns of each checkpoint whether it is kept."""
+        """Returns whether each checkpoint is kept, in their order."""
         kept = self.kept(checkpoint.step for checkpoint in checkpoints)
         return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
 def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
-    """Returns the steps that were measured, the best first, of equally good ones the newest first.
+    """Returns the steps that were measured, the best first. Of equally good steps, the newest comes first.
 
-    Checkpoints for which only another measure is known come last, those with the measure of the newest of them first:
-    where nothing is known by `measure` yet, the best so far remains the best.
+    Steps with a value of `measure` come first. The others follow, ranked by the measure `by` of the newest of them,
+    and so on. So while no checkpoint has a value of `measure` yet, the best checkpoint so far remains the best.
     """
     rest, order = dict(measured), []
     while rest:

@@ -1,7 +1,8 @@
-"""Configurations: the fields, one row each, and all that is derived from the rows.
+"""Configurations: a table with one row per field, and all that is derived from its rows.
 
-`get_config` gives the defaults, from which recipes start; `parse_command_line` a recipe with the flags; `check_config`
-and `resolve_config` make it ready; `save_config` and `load_config` keep it.
+`get_config` returns the defaults, from which recipes start. `parse_command_line` returns a recipe with the flags
+applied. `check_config` checks a configuration, and `resolve_config` fills in what follows from other fields.
+`save_config` and `load_config` store it.
 """
 
 import lazy_loader

@@ -1,4 +1,3 @@
-from .base import choose_stage as choose_stage
 from .base import evaluation as evaluation
 from .base import get_config as get_config
 from .check import check_config as check_config
@@ -30,6 +29,7 @@ from .names import model_fields as model_fields
 from .names import resume_rule as resume_rule
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import set_optimizer_fields as set_optimizer_fields
+from .recipe_argument import parse_argument as parse_argument
 from .recipes import Recipe as Recipe
 from .resume import check_data as check_data
 from .resume import check_resumes as check_resumes

@@ -1,4 +1,4 @@
-"""The configuration that recipes start from."""
+"""The default configuration, from which recipes start."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from vit_jax.config.fields import FIELDS
 
 
 def get_config() -> ConfigDict:
-    """Returns all fields with their defaults, locked: an unknown key is an error."""
+    """Returns all fields with their defaults. The configuration is locked: setting an unknown field is an error."""
     config = ConfigDict()
     for name, field in FIELDS.items():
         *groups, key = name.split(".")
@@ -31,9 +31,14 @@ def get_config() -> ConfigDict:
 
 
 def evaluation(kind: str, **fields: object) -> ConfigDict:
-    """Returns an evaluation of a kind, with defaults for the fields that are not given.
+    """Returns the configuration of an evaluation, with defaults for the fields that are not given.
 
-    A recipe adds one in two lines: `with config.unlocked():` and `config.evals.NAME = base.evaluation("fewshot")`.
+    A recipe adds an evaluation with two lines: `with config.unlocked():` and
+    `config.evals.NAME = base.evaluation("fewshot")`.
+
+    Args:
+        kind: the kind of evaluation, a key of `EVAL_KINDS`.
+        **fields: values of its fields.
     """
     defaults = {name: default_of(field, kind) for name, field in eval_rows(kind).items()}
     made = ConfigDict(defaults | {"kind": kind})
@@ -42,26 +47,19 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
 
 
 def eval_rows(kind: str) -> Mapping[str, Field]:
-    """Returns the fields of a kind of evaluation by their names in it."""
+    """Returns name -> declaration of the fields of a kind of evaluation, with names without `evals.*.`."""
     rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
     return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
 
 
 def default_of(field: Field, kind: str = "") -> Any:
-    """Returns the default of a field, with its type where it is unset; `kind` is that of an evaluation."""
+    """Returns the default of a field. An unset field is a typed placeholder.
+
+    Args:
+        field: the declaration of the field.
+        kind: the kind of evaluation that the field belongs to; empty: no field of an evaluation.
+    """
     value = field.defaults.get(kind, field.default)
     if field.auto:
         return FieldReference(value, field_type=object)  # a number or a word
     return placeholder(field.optional) if field.optional else value
-
-
-def choose_stage(arg: str, stages: dict[str, tuple], key: str = "stage") -> tuple:
-    """Returns the entry of `stages` that a recipe's argument names: `stage=STAGE`, or `KEY=STAGE` with another key.
-
-    Raises:
-        ValueError: there is no such stage.
-    """
-    given, _, stage = arg.partition("=")
-    if given != key or stage not in stages:
-        raise ValueError(f"the argument {arg!r} is not {key}={key.upper()} with one of the {key}s {', '.join(stages)}")
-    return stages[stage]

@@ -20,8 +20,8 @@ def check_config(config: ConfigDict) -> None:
     """Checks what can be checked before data or devices are used.
 
     Raises:
-        UserError: a field has an unknown word or a number outside its range, is unset, or is of another optimizer; or a
-            duration is given twice or not at all.
+        UserError: a field has an unknown word or a number outside its range, lacks a value that it needs, belongs to
+            another optimizer, or contradicts another field; or a duration is given in both units or not at all.
     """
     flat = flatten_config(config)
     for name, value in flat.items():
@@ -84,7 +84,7 @@ def check_evaluations(config: ConfigDict) -> None:
     """Checks the fields of every evaluation.
 
     Raises:
-        UserError: one is missing, of another kind of evaluation, or outside its range.
+        UserError: a field is missing, belongs to another kind of evaluation, or has a value outside its range.
     """
     for name, eval_config in config.evals.items():
         known = eval_fields(eval_config.kind)

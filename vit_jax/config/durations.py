@@ -6,11 +6,16 @@ from vit_jax import UserError
 from vit_jax.config.names import rename_fields
 from vit_jax.config.optimizers import set_optimizer_fields
 
-DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # each is in steps; `epochs_field` gives the one in epochs
+DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # in steps; `epochs_field` names the same field in epochs
 
 
 def unset_other_durations(config: ConfigDict, given: set[str]) -> None:
-    """Unsets a duration in epochs where the command line gives it in steps, and the other way round."""
+    """Unsets the field in epochs of each duration that the command line gives in steps, and vice versa.
+
+    Args:
+        config: the configuration, which is changed in place.
+        given: the names of the fields that the command line sets. A duration given in both units is left alone.
+    """
     for name in DURATIONS:
         for one, other in ((name, epochs_field(name)), (epochs_field(name), name)):
             if one in given and other not in given:
@@ -18,9 +23,14 @@ def unset_other_durations(config: ConfigDict, given: set[str]) -> None:
 
 
 def count_steps(config: ConfigDict, name: str) -> int | None:
-    """Returns a duration in steps: the field `name` if it is set, else its field in epochs, else None.
+    """Returns a duration in steps, or None if it is set neither in steps nor in epochs.
 
-    An epoch is `data.num_examples / batch` steps; the product is rounded down, and is at least 1 if positive.
+    An epoch is `data.num_examples / batch` steps. The number of steps is rounded down, but a positive duration has at
+    least one step.
+
+    Args:
+        config: the configuration; `data.num_examples` is needed if the duration is in epochs.
+        name: the name of the duration in `DURATIONS`.
     """
     epochs = config[epochs_field(name)]
     if epochs is None:
@@ -30,7 +40,9 @@ def count_steps(config: ConfigDict, name: str) -> int | None:
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
-    """Returns a copy with every duration in steps (`config.data.num_examples` is known) and the optimizer's fields set.
+    """Returns a locked copy with all durations in steps and all fields of the optimizer set.
+
+    The fields of durations in epochs are unset. `config.data.num_examples` must be set if a duration is in epochs.
 
     Raises:
         UserError: the warm-up is longer than the run.

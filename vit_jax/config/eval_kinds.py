@@ -1,4 +1,4 @@
-"""The kinds of evaluations: what is known of each before anything is opened."""
+"""The kinds of evaluations, and what is known of each kind before data or models are opened."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ class EvalKind:
     """A kind of evaluation.
 
     Attributes:
-        best: metrics by which a checkpoint may be the best, where larger is better; {FIELD} stands for each value of a
-            field.
-        grid: a field that, where it has several values, is added to these names: 5shot_l2_1024.
-        task: the kind of task whose head it evaluates; empty: it evaluates the features of any model.
+        best: the metrics that may choose the best checkpoint; larger is better. {FIELD} in a name stands for each value
+            of a field.
+        grid: the name of a field. If it has several values, the name and a value are appended to the metrics of `best`,
+            as in 5shot_l2_1024. Empty: there is no such field.
+        task: the kind of task whose head is evaluated; empty: the features of any model are evaluated.
     """
 
     best: tuple[str, ...]
@@ -29,4 +30,4 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
     "probe": EvalKind(("accuracy",)),
     "probe_sgd": EvalKind(("accuracy",)),
 }
-FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.task)  # which learn from frozen features
+FROZEN = tuple(kind for kind, rules in EVAL_KINDS.items() if not rules.task)  # kinds that learn from frozen features

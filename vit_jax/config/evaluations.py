@@ -1,4 +1,4 @@
-"""What follows from the kinds of a configuration's evaluations."""
+"""Properties of a configuration's evaluations that follow from their kinds."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from vit_jax.config.base import eval_rows
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 
-PATH_SOURCES = ("folder", "array_record", "webdataset", "parquet", "npz")  # kinds of sources whose names are paths
+PATH_SOURCES = ("folder", "array_record", "webdataset", "parquet", "npz")  # kinds of data sources whose names are paths
 
 
 def eval_fields(kind: str) -> list[str]:
@@ -17,7 +17,10 @@ def eval_fields(kind: str) -> list[str]:
 
 
 def kinds_of_task(task: str) -> list[str]:
-    """Returns the kinds of evaluations of a model that has learnt a kind of task: of its head, then of its features."""
+    """Returns the kinds of evaluations for a model that was trained on a kind of task.
+
+    Those that evaluate the head come first, then those that evaluate the features.
+    """
     return [kind for kind, rules in EVAL_KINDS.items() if rules.task == task] + list(FROZEN)
 
 
@@ -28,7 +31,7 @@ def has_classes_of_head(eval_config: ConfigDict) -> bool:
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:
-    """Returns the metrics of an evaluation by which a checkpoint may be the best."""
+    """Returns the metrics of an evaluation that may choose the best checkpoint, without the evaluation's name."""
     kind, names = EVAL_KINDS[eval_config.kind], []
     for pattern in kind.best:
         if kind.grid and len(eval_config[kind.grid]) > 1:
@@ -40,15 +43,19 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
 
 
 def first_evaluation(config: ConfigDict) -> str:
-    """Returns the name of the evaluation that a single number of a run is taken from.
+    """Returns the name of the evaluation that represents a run where only one number is shown.
 
-    It is the first, in the order of the configuration, that evaluates the head; the first of all if none does.
+    It is the first of those that evaluate the head or, if there is none, the first of all. Evaluations are ordered by
+    name.
     """
     return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
 
 
 def source_label(source: str) -> str:
-    """Returns a data source as a part of a name: `tfds:cifar100` -> cifar100, `folder:data/pets` -> pets."""
+    """Returns a short name of a data source, with word characters only.
+
+    Examples are `tfds:cifar100` -> cifar100 and `folder:data/pets` -> pets.
+    """
     kind, colon, rest = source.partition(":")
     rest = rest.rstrip("/").rpartition("/")[2] if kind in PATH_SOURCES else rest
     return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")

@@ -1,4 +1,4 @@
-"""What one row of `fields.FIELDS` states of a field."""
+"""The declaration of a configuration field: one row of `fields.FIELDS`."""
 
 import dataclasses
 import enum
@@ -16,7 +16,7 @@ class OnResume(enum.Enum):
 
 
 class Affects(enum.Enum):
-    """What a field of the model decides."""
+    """What a field of the model's group affects."""
 
     WEIGHTS = "which arrays there are and what they compute: weights to start from must agree"
     HEAD = "the same of the head: weights to start from must agree if their head is kept"
@@ -26,26 +26,27 @@ class Affects(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field: its default, its meaning and its rules.
+    """The declaration of a field: its default, its meaning and its rules.
 
     Attributes:
-        name: dotted; `evals.*.NAME` is of every evaluation.
-        default: None: unset.
-        meaning: one line.
-        optional: the type of a field that may be unset, as it is by default.
-        least: of a number.
-        most: of a number.
-        choices: the words that it may be; empty: any value of the type.
-        whole: a number that must have no fraction.
-        auto: whether the word auto may stand for the whole number.
-        on_resume: None: as its group, see `rule_of`.
-        affects: of the model's fields.
-        kinds: the kinds of evaluations that have the field; empty: all of them, or no field of an evaluation.
-        defaults: kind of evaluation -> its default, where it is another.
-        renamed_from: its name in earlier versions, which recipes, command lines and `config.json` may still use.
-        since: the version that introduced it; `before` stands for it in a `config.json` of an earlier version.
-        before: what earlier versions did; None: the default.
-        synonyms: what timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE call it.
+        name: the dotted name; `evals.*.NAME` is a field of every evaluation.
+        default: the default value; None: unset.
+        meaning: one line of documentation.
+        optional: the type of a field that may be unset, and is unset by default; None: the field must have a value.
+        least: the smallest number allowed, inclusive. In a tuple it holds for each number.
+        most: the largest number allowed, inclusive. In a tuple it holds for each number.
+        choices: the words allowed; empty: any value of the type.
+        whole: whether the numbers of a tuple must be whole.
+        auto: whether the value may be the word auto instead of a whole number.
+        on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.
+        affects: what a field of the model's group affects; not used for other groups.
+        kinds: the kinds of evaluations that have the field; empty: all kinds, or it is not a field of an evaluation.
+        defaults: kind of evaluation -> default, for kinds whose default is not `default`.
+        renamed_from: the name in earlier versions, which recipes, command lines and `config.json` may still use.
+        since: the version that introduced the field. In a `config.json` of an earlier version it gets the value
+            `before`.
+        before: the value that earlier versions behaved like; None: `default`.
+        synonyms: the names in timm, Hugging Face, big_vision, scenic, Keras, DeiT and MAE, separated by spaces.
     """
 
     name: str
@@ -68,17 +69,23 @@ class Field:
 
     @property
     def later(self) -> bool:
-        """Whether it is added to every group that may have it when an earlier `config.json` is read."""
+        """Whether reading a `config.json` adds this field where it is absent, because an earlier version wrote it.
+
+        Fields of only some kinds of evaluations are not added.
+        """
         return self.since != "0.1" and not self.kinds
 
     @property
     def rule(self) -> OnResume:
-        """What happens when a run is resumed with another value."""
+        """What happens when a run is resumed with another value of this field."""
         return self.on_resume or rule_of(self.name, self.affects)
 
 
 def rule_of(name: str, affects: Affects = Affects.WEIGHTS) -> OnResume:
-    """Returns the rule of a field's group, for a field that states none or that this version lacks."""
+    """Returns the rule for a resumed run that holds for a field's group.
+
+    It applies to fields that state no rule, and to fields of a stored configuration that this version does not have.
+    """
     group = name.partition(".")[0]
     if group == "model":
         return OnResume.ACCEPTED if affects is Affects.EXECUTION else OnResume.REFUSED

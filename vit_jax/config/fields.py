@@ -1,7 +1,7 @@
-"""Every field: default, meaning and rules, a row each. All else is derived from these rows.
+"""All fields of a configuration, one row each, with default, meaning and rules. All else is derived from these rows.
 
-A default of None is unset. Durations are in optimizer steps or in epochs (passes over the training split); set one of
-the two. `Field` says what a row may state.
+A default of None means unset. Durations are in optimizer steps or in epochs (passes over the training split); set one
+of the two. `Field` documents what a row may state.
 """
 
 from collections.abc import Mapping
@@ -191,7 +191,7 @@ _ROWS = (
           affects=EXECUTION,
           synonyms="gradient_checkpointing grad_checkpointing activation_checkpointing remat_policy"),
     Field("model.scan", False, "run the blocks as one loop: compiles sooner, runs slower", affects=EXECUTION),
-    # The data. Where they are is free: their fingerprint is compared.
+    # The data. Their place may change in a resumed run, as their fingerprint is compared.
     Field("data.source", "synthetic",
           "digits, synthetic, KIND:NAME of tfds, vtab, folder, npz, array_record, webdataset, parquet, hf or mix",
           on_resume=ACCEPTED, synonyms="data dataset dataset_name data_path data_root train_dir"),
@@ -230,7 +230,7 @@ _ROWS = (
           choices=("fail", "replace"), on_resume=ACCEPTED),
     Field("data.max_bad", 0.001, "largest fraction of images to replace, counted by each host since it started",
           least=0, most=1, on_resume=ACCEPTED),
-    # What is learnt.
+    # The task that is learnt.
     Field("task.kind", "classify",
           "what is learnt: classify (labels), distill (labels and a teacher) or masked_patches (section 4.6)",
           choices=("classify", "distill", "masked_patches"), since="0.2"),
@@ -268,7 +268,7 @@ _ROWS = (
     Field("task.swap_from", "image", "where the other patch is: in the same image, or batch (in the image before it)",
           choices=("image", "batch"), since="0.2"),
     # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide which arrays its state has. `OPTIMIZERS`
-    # says which of the first fields each has, and their values where they are unset.
+    # lists which of the fields from beta1 to moment_dtype each optimizer uses, and their values if unset.
     Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
           choices=tuple(OPTIMIZERS), on_resume=REFUSED, synonyms="optim optimizer optimiser opt optax_name"),
     Field("optim.beta1", None, "decay of the first moment; unset: 0.9",
@@ -310,14 +310,14 @@ _ROWS = (
     Field("optim.max_nonfinite_skips", 0,
           "consecutive steps with a non-finite loss or gradient to skip before stopping",
           least=0),
-    # Adapters, with which the kernels of the blocks stay as they are.
+    # LoRA adapters, with which the kernels of the blocks are not trained.
     Field("adapt.rank", 0, "rank of LoRA adapters of blocks, with which only they and the head are trained; 0: none",
           least=0, since="0.2", synonyms="lora_rank lora_r"),
     Field("adapt.alpha", 16.0, "the adapters are multiplied by alpha / rank",
           least=0, since="0.2", synonyms="lora_alpha"),
     Field("adapt.where", "attention,mlp", "kernels with adapters: attention, mlp, or attention,mlp",
           choices=("attention,mlp", "attention", "mlp"), since="0.2", synonyms="target_modules lora_target_modules"),
-    # Devices. The axes of the mesh are checked against them; -1 is all that are left.
+    # The mesh of devices. Its axes are checked against the devices; -1 takes all devices that are left.
     Field("mesh.slice", 1,
           "TPU slices, or groups of hosts: the batch is split over them, only gradients pass between",
           least=1, synonyms="num_slices"),
@@ -327,7 +327,7 @@ _ROWS = (
           synonyms="mesh sharding"),
     Field("mesh.tensor", 1, "devices over which attention heads and MLPs are split, with their weights",
           least=1, synonyms="tensor_parallel model_parallel"),
-    # Of each evaluation `evals.NAME`, which names its metrics: test/accuracy, test/loss, test/n.
+    # The fields of each evaluation `evals.NAME`. NAME is the start of its metrics: test/accuracy, test/loss, test/n.
     Field("evals.*.kind", "classify",
           "classify, predictions, masked_patches (of the head); of features: fewshot, knn, probe(_sgd)",
           choices=tuple(EVAL_KINDS), since="0.2"),
@@ -363,7 +363,7 @@ _ROWS = (
           least=1, whole=True, kinds=("knn",), since="0.2"),
     Field("evals.*.temperature", 0.07, "a neighbour votes with exp(cosine / temperature)",
           least=0.001, kinds=("knn",), since="0.2"),
-    # What is kept.
+    # The checkpoints that are kept.
     Field("checkpoint.keep_last", 2, "number of newest checkpoints to keep",
           least=1, synonyms="save_total_limit checkpoint_hist max_to_keep"),
     Field("checkpoint.keep_best", 1, "number of best checkpoints to keep besides", least=0),

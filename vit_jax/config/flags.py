@@ -15,7 +15,7 @@ from vit_jax.config.names import current_name, flatten_config
 from vit_jax.config.recipes import Recipe, find_recipe
 from vit_jax.config.synonyms import SYNONYMS
 
-# Type of a field -> the function that converts its text, and the type in words.
+# Type of a field -> (function from the text of a flag to the value, name of the type in messages).
 KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (flags.BooleanParser().parse, "true or false"),
     int: (int, "a whole number"),
@@ -30,10 +30,10 @@ class CommandLine:
     """What a command line asks for.
 
     Attributes:
-        config: the recipe with the overrides.
-        workdir: the run's folder.
-        recipe: the recipe without them.
-        given: names of the fields that the command line sets.
+        config: the configuration of the recipe, with the fields that the command line sets.
+        workdir: the run's folder; by default `workdirs/<name of the recipe's file>`.
+        recipe: the recipe itself, without the fields that the command line sets.
+        given: the names of the fields that the command line sets.
     """
 
     config: ConfigDict
@@ -43,7 +43,10 @@ class CommandLine:
 
 
 def parse_command_line(argv: list[str]) -> tuple[ConfigDict, str]:
-    """Returns the configuration and the workdir that a command line asks for; raises as `read_command_line`."""
+    """Returns the configuration and the workdir that a command line asks for.
+
+    Takes and raises what `read_command_line` does.
+    """
     line = read_command_line(argv)
     return line.config, line.workdir
 
@@ -55,7 +58,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
         argv: the arguments; the first is the program's name.
 
     Raises:
-        UserError: no config file, an unknown flag or field, or a value of the wrong type.
+        UserError: there is no config file, a flag or field is unknown, or a value has the wrong type.
     """
     recipe = find_recipe(argv)
     config = recipe.make_config()
@@ -79,10 +82,16 @@ def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.") -> Any:
-    """Returns the value of a field from its text on the command line; `where` is the prefix of the flag, for messages.
+    """Returns the value of a field from its text on the command line; None for the text "None".
+
+    Args:
+        config: the configuration, which knows the type of the field.
+        key: the dotted name of the field.
+        text: the text.
+        where: what precedes KEY=VALUE in error messages.
 
     Raises:
-        UserError: the text is not one of the field's type.
+        UserError: the text is not a value of the field's type.
     """
     *groups, field = key.split(".")
     kind = functools.reduce(getitem, groups, config).get_type(field)
@@ -97,20 +106,20 @@ def parse_value(config: ConfigDict, key: str, text: str, where: str = "--config.
 
 
 def parse_numbers(text: str) -> tuple[int | float, ...]:
-    """Returns numbers with commas between them, in parentheses or not; none of an empty text.
+    """Returns the numbers in a text such as "1,5" or "(1, 5)"; an empty tuple for an empty text.
 
     Raises:
-        ValueError: one is not a number.
+        ValueError: one of them is not a number.
     """
     inside = text.strip("(), ")
     return tuple(map(parse_number, inside.split(","))) if inside else ()
 
 
 def parse_number(text: str) -> int | float:
-    """Returns a whole number, or else a number.
+    """Returns the number in a text, as an int if it is written as one, else as a float.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text is not a number.
     """
     try:
         return int(text)
@@ -119,7 +128,15 @@ def parse_number(text: str) -> int | float:
 
 
 def _parse_workdir(argv: list[str], fields: dict[str, Any]) -> str | None:
-    """Returns the value of --workdir; refuses all words but that flag and those of the configuration."""
+    """Returns the value of --workdir, or None without that flag.
+
+    Args:
+        argv: the command line without --config and --config.KEY, which may contain no other flag than --workdir.
+        fields: dotted name -> value of the configuration's fields, for hints in messages.
+
+    Raises:
+        UserError: there is another word or flag.
+    """
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     try:
@@ -133,7 +150,7 @@ def _parse_workdir(argv: list[str], fields: dict[str, Any]) -> str | None:
 
 
 def _hint_field(flag: str, fields: dict[str, Any]) -> str:
-    """Returns what to write instead of an unknown flag, as the end of a sentence."""
+    """Returns advice on what to write instead of an unknown flag, as the end of a sentence."""
     near = nearest(flag, fields, SYNONYMS)
     if near is None:
         return "; fields are written --config.KEY=VALUE."

@@ -1,4 +1,4 @@
-"""The names of fields: flat, and of earlier versions."""
+"""The names of fields: dotted names, names in earlier versions, and what follows from a name."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from vit_jax.config.fields import FIELDS, RENAMED
 
 
 def flatten_config(config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields by dotted name, without earlier names of fields."""
+    """Returns dotted name -> value of the fields, without those that are names of earlier versions."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -21,12 +21,18 @@ def flatten_config(config: ConfigDict) -> dict[str, Any]:
 
 
 def current_name(field: str) -> str:
-    """Returns the name of a field that may be given by an earlier name."""
+    """Returns the present name of a field, whose name may be that of an earlier version."""
     return RENAMED.get(field, field)
 
 
 def rename_fields(fields: Any) -> None:
-    """Replaces earlier names of fields, in nested dicts or an unlocked configuration; the new name wins."""
+    """Replaces names of earlier versions by the present ones, in place.
+
+    If a field has both names, the value under the present name is kept.
+
+    Args:
+        fields: nested dicts, or an unlocked configuration.
+    """
     for old, new in RENAMED.items():
         *groups, name = old.split(".")
         inner = fields
@@ -40,21 +46,24 @@ def rename_fields(fields: Any) -> None:
 
 
 def declared_name(name: str) -> str:
-    """Returns the name under which a field is declared: `evals.test.split` -> evals.*.split."""
+    """Returns the name under which a field is declared in `FIELDS`: `evals.test.split` -> `evals.*.split`."""
     return re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
 
 
 def resume_rule(name: str) -> OnResume:
-    """Returns what happens when a run is resumed with another value of a field, even one that this version lacks."""
+    """Returns what happens when a run is resumed with another value of a field.
+
+    The field may be one that this version does not have.
+    """
     field = FIELDS.get(declared_name(name))
     return field.rule if field else rule_of(name)
 
 
 def model_fields(*affects: Affects) -> list[str]:
-    """Returns the names of the fields of the model's group, but for its name, that affect one of these."""
+    """Returns the names, without `model.`, of the model's fields that affect one of these; never `name`."""
     rows = {name.removeprefix("model."): row for name, row in FIELDS.items() if name.startswith("model.")}
     return [name for name, row in rows.items() if row.affects in affects and name != "name"]
 
 
-# Fields of a model that depend on the machine or the training and not on the weights.
+# Fields of a model that depend on the machine or on the training, not on the weights.
 EXECUTION = ("grad_dtype", *model_fields(Affects.EXECUTION))

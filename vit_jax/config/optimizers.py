@@ -1,4 +1,4 @@
-"""The optimizers: which fields each has, and what they are where a configuration leaves them unset."""
+"""The optimizers: the fields that each one has, and their values if a configuration leaves them unset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
 
-# `optim.name` -> its fields in the group `optim`, with its authors' values (docs/optimizers.md).
+# `optim.name` -> {field of the group `optim` that this optimizer uses: value of its authors} (docs/optimizers.md).
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
     "sgd": {"momentum": 0.9, "moment_dtype": "float32"},
@@ -21,24 +21,24 @@ OWN_FIELDS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for fie
 
 
 def set_optimizer_fields(optim: ConfigDict) -> None:
-    """Sets the unset fields of the chosen optimizer."""
+    """Sets the unset fields of the chosen optimizer to the values in `OPTIMIZERS`, in place."""
     for field, value in OPTIMIZERS[optim.name].items():
         if optim[field] is None:
             optim[field] = value
 
 
 def unset_other_fields(optim: dict[str, Any]) -> None:
-    """Unsets the fields of other optimizers, which earlier versions stored too."""
+    """Unsets the fields that the chosen optimizer does not use, in place. Earlier versions stored them too."""
     for field in OWN_FIELDS:
         if field in optim and field not in OPTIMIZERS.get(optim.get("name", ""), OWN_FIELDS):
             optim[field] = None
 
 
 def check_optimizer(optim: ConfigDict) -> None:
-    """Checks that fields fit the optimizer and each other.
+    """Checks that the fields fit the chosen optimizer and each other.
 
     Raises:
-        UserError: one is of another optimizer, or two contradict each other.
+        UserError: a field belongs to another optimizer, or two fields contradict each other.
     """
     for field in OWN_FIELDS:
         if optim[field] is not None and field not in OPTIMIZERS[optim.name]:

@@ -1,4 +1,4 @@
-"""What is wrong in the file of a recipe, as a sentence: the user wrote it, and a traceback would hide the line."""
+"""Turns errors in the file of a recipe into one sentence with the line, because the user may have written the file."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from vit_jax.config.names import flatten_config
 from vit_jax.config.synonyms import SYNONYMS
 
 TYPES = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text", "tuple": "a tuple"}
-# What ConfigDict says of a field that it does not have, and of a value of another type than the field's.
+# The messages of ConfigDict for an unknown field, and for a value of another type than the field's.
 UNKNOWN = re.compile(r'(?:Key|instead of) "(\w+)"')
 NEAR = re.compile(r'Did you mean "(\w+)" instead of')
 WRONG_TYPE = re.compile(
@@ -24,11 +24,16 @@ WRONG_TYPE = re.compile(
 
 @contextlib.contextmanager
 def recipe_errors(file: Path) -> Iterator[None]:
-    """Turns what the code of a recipe raises into a sentence with its file and line.
+    """Turns an exception in the code of a recipe into a UserError with the file and the line.
+
+    A ValueError passes unchanged, because a recipe raises it to refuse its argument. So do exceptions whose traceback
+    does not lead through the recipe's folder.
+
+    Args:
+        file: the file of the recipe.
 
     Raises:
-        UserError: in place of any error that passes through the recipe's file, or one beside it, but for its own
-            ValueErrors, by which a recipe refuses an argument.
+        UserError: in place of any other exception.
     """
     try:
         yield
@@ -42,7 +47,10 @@ def recipe_errors(file: Path) -> Iterator[None]:
 
 
 def find_line(error: BaseException, file: Path) -> str | None:
-    """Returns `FILE, line N`: the last line that was executed in the recipe's folder, or that cannot be parsed."""
+    """Returns `FILE, line N` for the last line that was executed in the recipe's folder, or that has a syntax error.
+
+    Returns None if the error did not pass through that folder or its subfolders.
+    """
     folder = file.resolve().parent
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
@@ -51,7 +59,7 @@ def find_line(error: BaseException, file: Path) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """Returns what is wrong, without what ConfigDict adds to it, as the end of a sentence."""
+    """Returns what is wrong, as the end of a sentence; shorter than the message for known errors of ConfigDict."""
     text = str(error.args[0]) if error.args else ""
     if isinstance(error, SyntaxError):
         return f"{error.msg}."

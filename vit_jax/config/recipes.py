@@ -21,11 +21,11 @@ PACKAGE = Path(__file__).parent.parent
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A file of a recipe, and what its functions are given.
+    """The file of a recipe, and the argument for its functions.
 
     Attributes:
-        file: exists.
-        argument: None: not given.
+        file: the path of an existing file.
+        argument: the text after the colon in --config=FILE:ARGUMENT; None: there is no colon.
     """
 
     file: Path
@@ -35,7 +35,7 @@ class Recipe:
         return str(self.file) if self.argument is None else f"{self.file}:{self.argument}"
 
     def make_config(self) -> ConfigDict:
-        """Returns what its `get_config` returns, locked, with today's names of fields.
+        """Returns the result of the recipe's `get_config`, locked, with earlier names of fields replaced.
 
         Raises:
             UserError: the file or the argument is wrong.
@@ -48,7 +48,9 @@ class Recipe:
         return config.lock()
 
     def make_grid(self) -> dict[str, dict[str, Any]]:
-        """Returns what its `get_grid` returns: name of a point -> the fields that it sets; empty without the function.
+        """Returns the result of the recipe's `get_grid`: name of a point -> {field: value}.
+
+        The result is empty if the recipe has no `get_grid`.
 
         Raises:
             UserError: the file or the argument is wrong.
@@ -56,7 +58,7 @@ class Recipe:
         return self._call("get_grid", optional=True) or {}
 
     def _call(self, name: str, optional: bool = False) -> Any:
-        """Executes the file and returns what its function returns; of an optional function that is absent, None."""
+        """Executes the file and returns the result of its function `name`; None if an optional function is absent."""
         words = () if self.argument is None else (self.argument,)
         with _configs_importable(self.file), recipe_errors(self.file):
             spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
@@ -77,12 +79,13 @@ class Recipe:
 
 
 def find_recipe(argv: list[str]) -> Recipe:
-    """Returns the recipe that a command line names: --config=FILE, or --config=FILE:ARGUMENT.
+    """Returns the recipe that a command line names by --config=FILE or --config=FILE:ARGUMENT; the last one counts.
 
-    A file of `configs/` that is not here is looked up among the recipes of the package.
+    A path `configs/...` that does not exist relative to the current folder is looked up among the recipes of the
+    package.
 
     Raises:
-        UserError: there is none.
+        UserError: the command line names no recipe, or the file does not exist.
     """
     words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
     if "--config" in argv:
@@ -109,9 +112,10 @@ def shipped_recipes() -> Path:
 
 @contextlib.contextmanager
 def _configs_importable(file: Path) -> Iterator[None]:
-    """Lets a recipe import `configs.base` and its like: from the folder `configs` above it, or else the package's.
+    """Lets a recipe import modules such as `configs.base` inside the block.
 
-    `configs` is a namespace package, without `__init__.py`: all folders `configs` on `sys.path` form one package.
+    They come from the folder `configs` above the recipe or, if it has none, from the recipes of the package. `configs`
+    is a namespace package (it has no `__init__.py`), so that all folders `configs` on `sys.path` form one package.
     """
     folders, before = file.resolve().parents, list(sys.path)
     own = next((folder for folder in folders if folder.name == "configs"), folders[0])
@@ -125,7 +129,7 @@ def _configs_importable(file: Path) -> Iterator[None]:
 
 
 def _hint_file(file: Path) -> str:
-    """Returns the nearest recipe to one that does not exist, as the end of a sentence."""
+    """Returns a hint at the recipe with the most similar path to one that does not exist, as the end of a sentence."""
     among = Path("configs", file.name)
     places = [file, among] if len(file.parts) > 1 else [among, file]  # a bare name is first looked up among the recipes
     for place in places:

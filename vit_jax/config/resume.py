@@ -1,4 +1,4 @@
-"""How a resumed run may differ from the one that it continues."""
+"""Checks in what a resumed run differs from the run that it continues, and whether it may."""
 
 import math
 from typing import Any
@@ -11,16 +11,20 @@ from vit_jax.config.names import flatten_config, resume_rule
 from vit_jax.config.stored import parse_config
 from vit_jax.storage import filesystem, unpin_revision
 
-WORDS = {"contents": "names and labels"}  # what an entry of a stored fingerprint is called in messages
+WORDS = {"contents": "names and labels"}  # entry of a fingerprint -> its name in messages, if that is another
 ACCEPT = ", or accept the other data with --config.data.accept_change=True"
 
 
 def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
-    """Returns how the configuration of a resumed run differs from that of the run which it continues, a line a field.
+    """Returns the differences between two configurations of a run, one line per field.
+
+    Args:
+        old: the stored configuration of the run.
+        new: the configuration that is to continue it.
+        location: the workdir, for the message.
 
     Raises:
-        UserError: a field differs that a resumed run must keep: its `OnResume` is REFUSED, or DATA without
-            `data.accept_change`.
+        UserError: a field differs whose `OnResume` rule is REFUSED, or DATA if `data.accept_change` is not set.
     """
     lines = _describe_changes(flatten_config(old), flatten_config(new))
     refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED}
@@ -36,10 +40,14 @@ def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
 
 
 def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
-    """Returns the configuration with what the run in a workdir chose at its first start, where the configuration leaves
-    it open.
+    """Returns the configuration with the choices that the run in a workdir made at its first start.
 
-    That is the order of images, the plain form of attention, and the commits of data sets on the Hugging Face hub.
+    Choices are copied only where the configuration leaves them open. They are the order of images (`data.order` and
+    `data.readers`), the plain form of attention, and the commits of data sets on the Hugging Face hub.
+
+    Args:
+        config: the configuration, which is not changed.
+        location: the workdir, local or remote. Without a config.json there, `config` itself is returned.
 
     Raises:
         UserError: the workdir cannot be read.
@@ -63,16 +71,16 @@ def _keep_commit(source: str | None, stored: str | None) -> str | None:
 
 
 def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, location: str) -> list[str]:
-    """Returns how the data of a resumed run differ from those that a checkpoint was trained on, a line a difference.
+    """Returns the differences between the data of a resumed run and the data of its checkpoint, one line for each.
 
     Args:
-        saved: `data.DataInfo.fingerprint` of the checkpoint.
-        now: `data.DataInfo.fingerprint` of the resumed run.
-        accepts: `data.accept_change`.
-        location: the workdir.
+        saved: the `data.DataInfo.fingerprint` in the checkpoint.
+        now: the `data.DataInfo.fingerprint` of the resumed run.
+        accepts: the value of `data.accept_change`.
+        location: the workdir, for the message.
 
     Raises:
-        UserError: they differ, and either this is not accepted or more than the data differs.
+        UserError: they differ, and `accepts` is false or the seed or the batch differs too.
     """
     lines = _describe_changes(saved, now)
     acceptable = all(resume_rule(name) is not OnResume.REFUSED for name in lines)  # not seed and batch
@@ -84,7 +92,7 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, locati
 
 
 def _describe_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
-    """Returns what differs: name -> `name: old value -> new value`."""
+    """Returns name -> the text `name: old value -> new value`, for the entries that differ."""
     return {
         name: f"{WORDS.get(name, name)}: {_in_words(old.get(name))} -> {_in_words(new.get(name))}"
         for name in old | new

@@ -1,4 +1,4 @@
-"""A configuration as a file, which later versions read."""
+"""Stores a configuration as a JSON file, which later versions of the package can read."""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from vit_jax.config.names import rename_fields
 from vit_jax.config.optimizers import unset_other_fields
 from vit_jax.storage import atomic_write
 
-# Of config.json; it rises when the meaning or a name in it changes. Version 0.1.0 at first wrote none.
+# The version in config.json. It rises when a name or the meaning of a field changes. The first files have none.
 CONFIG_VERSION = 2
 
 
 def save_config(config: ConfigDict, path: Path) -> None:
-    """Writes the configuration as JSON, whole or not at all."""
+    """Writes the configuration as JSON, atomically."""
     text = json.dumps({"version": CONFIG_VERSION, **config.to_dict()}, indent=2) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text)
@@ -38,7 +38,16 @@ def load_config(path: Path) -> ConfigDict:
 
 
 def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) -> ConfigDict:
-    """Returns the configuration in the text of a file; raises as `load_config`. `known`: the fields of this version."""
+    """Returns the configuration in the text of a `config.json`, locked, with the names and fields of this version.
+
+    Args:
+        text: the content of the file.
+        path: the path of the file, for messages.
+        known: name -> declaration of the fields of this version.
+
+    Raises:
+        UserError: the text is damaged, or was written by a later version.
+    """
     try:
         fields = json.loads(text)
         if fields.pop("version", 0) > CONFIG_VERSION:
@@ -58,7 +67,13 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
 
 
 def _set_missing(fields: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets a field that is absent; a group `*` stands for every group there."""
+    """Sets a field in nested dicts if it is absent, in place.
+
+    Args:
+        fields: the nested dicts.
+        path: the parts of the field's dotted name. `*` stands for every dict at that place.
+        value: the value to set.
+    """
     first, *rest = path
     if not rest:
         fields.setdefault(first, value)

@@ -1,8 +1,8 @@
-"""What other projects call our fields, and what to do in place of settings that are no fields here."""
+"""The names of our fields in other projects, and advice for settings of other projects that are not fields here."""
 
 from vit_jax.config.fields import FIELDS
 
-# What to do instead -> their names for what is not a field here.
+# What to do instead -> names in other projects of settings that are not fields here, separated by spaces.
 ADVICE = {
     "batches are counted over all devices: --config.batch and --config.batch_eval.": "per_device_train_batch_size "
     "per_device_eval_batch_size batch_size_per_gpu",
@@ -19,7 +19,7 @@ ADVICE = {
     "all devices that JAX finds are used; the mesh fields say how.": "device devices gpu gpus num_gpus n_gpu "
     "accelerator",
 }
-# Our field -> their names. A name that is the last part of one of our fields needs none.
+# Our field -> its names in other projects. A name that is also the last part of one of our names needs no entry.
 FOREIGN_NAMES = {name.replace("*", "test"): field.synonyms for name, field in FIELDS.items() if field.synonyms}
-# Their name -> our field, or what to do instead.
+# Name in another project -> our field, or a sentence on what to do instead.
 SYNONYMS = {name: ours for ours, names in (FOREIGN_NAMES | ADVICE).items() for name in names.split()}

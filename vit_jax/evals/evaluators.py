@@ -153,7 +153,7 @@ def choose_step(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], A
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
     """Returns name -> evaluator for the evaluations that are due after a step.
 
-    An evaluation is due after each multiple of its `every` (`config.eval_every` if that is 0 or None) and after the
+    An evaluation is due after each multiple of its `every` (of `config.eval_every` if that is unset), and after the
     last step.
     """
     steps = {name: config.evals[name].every or config.eval_every for name in evaluators}

@@ -149,7 +149,7 @@ def format_item(item: PaperItem, records: Sequence[Record]) -> str:
 
 
 def format_plans(recipes: Sequence[str]) -> str:
-    """Returns a sentence on what one pre-training with each recipe costs by its plan, and one on recipes without plan."""
+    """Returns a sentence on what a pre-training with each recipe costs by its plan, and one on recipes without plan."""
     costs = {recipe: dollars(row) for recipe, row in read_plans().items() if recipe in recipes}
     planned = [f"{recipe} {costs[recipe]:,.0f}" for recipe in recipes if recipe in costs]
     others = [recipe for recipe in recipes if recipe not in costs]

@@ -108,7 +108,7 @@ def _beside(others: bool, paper: str, ours: str) -> list[str]:
 
 
 def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
-    """Returns further columns for Table 6, with the numbers of Figure 5: a list of headings, then a list for each line."""
+    """Returns further columns of Table 6, the numbers of Figure 5: a list of headings, then a list for each row."""
     ends = [["mean of the five data sets", "ours", "exaFLOPs"]]
     for run in read_paper_runs():
         if run.exaflops:
@@ -143,7 +143,7 @@ def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
 
 
 def our_mean(number: PaperNumber, records: Sequence[Record]) -> float | None:
-    """Returns the mean accuracy of our runs that reproduce a number of the paper, in percent; None without such runs."""
+    """Returns the mean accuracy of our runs that reproduce a number of the paper, in percent; None without runs."""
     values = our_accuracies(number, records)
     return statistics.mean(values) if values else None
 

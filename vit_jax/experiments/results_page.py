@@ -92,7 +92,7 @@ def format_metrics(record: Record) -> list[str]:
 
 
 def format_time(seconds: float) -> str:
-    """Returns a duration as text, such as "5.3 min", in the largest unit (h, min, s) of which there are at least two."""
+    """Returns a duration as text, such as "5.3 min", in the largest unit (h, min, s) of which it has at least two."""
     units = {"h": 3600, "min": 60}
     unit, size = next(((unit, size) for unit, size in units.items() if seconds >= 2 * size), ("s", 1))
     return f"{seconds / size:.3g} {unit}" if size > 1 else f"{seconds:.0f} s"

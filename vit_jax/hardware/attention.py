@@ -1,4 +1,4 @@
-"""The form of attention that a run chooses here, beside the plain form: its values and its time."""
+"""Compares the form of attention that a run chooses on these devices with the plain form: its values and its time."""
 
 import math
 from collections.abc import Iterator
@@ -12,11 +12,14 @@ from vit_jax.hardware.workloads import Workload
 from vit_jax.kernel_trials import PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
 
-INTERPRETED = "ViT-mu/16"  # where no kernel is executed: small, since an interpreter is slow
+INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small, since interpreting one is slow
 
 
 def measure_attention(bench: Bench) -> Iterator[Row]:
-    """Yields the differences from the plain form, and the times of both, for each model; remembers the times."""
+    """Yields, for each model, how far its attention differs from the plain form, and the times of both.
+
+    Host 0 remembers the times for the runs that start on such devices later.
+    """
     times = list[AttentionTime]()
     for name in bench.models:
         try:
@@ -79,7 +82,10 @@ def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row
 def compare_times(
     bench: Bench, name: str, kind: str, sizes: models.AttentionSizes, times: list[AttentionTime]
 ) -> Iterator[Row]:
-    """Yields what each pass takes beside the plain form, and adds both to `times` if they are no noise."""
+    """Yields the times of the forward pass and of the forward and backward pass, beside those of the plain form.
+
+    If the latter two differ by more than their spreads, they are appended to `times`.
+    """
     forms = [models.make_attention_calls(form, sizes, bench.device) for form in (kind, PLAIN)]  # type: ignore[arg-type]
     for what in forms[0]:
         own, plain = bench.time_in_turns([calls[what] for calls in forms])

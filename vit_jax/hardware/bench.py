@@ -26,11 +26,11 @@ class Timing(NamedTuple):
     spread: float
 
     def of(self, parts: int) -> "Timing":
-        """Returns what one of equal parts of the call takes."""
+        """Returns the time of one part of the call if it has so many equal parts."""
         return Timing(self.median / parts, self.spread / parts)
 
     def rate(self, amount: float) -> tuple[float, float]:
-        """Returns the rate at which the call does so much, and its interquartile range."""
+        """Returns `amount` per second if one call processes `amount`, and the interquartile range of this rate."""
         rate = amount / self.median
         return rate, rate * self.spread / self.median
 
@@ -40,16 +40,16 @@ class Bench:
     """What is measured on, and how long that may take.
 
     Attributes:
-        config: what all programs share: the fields of a run, with those of the command line.
-        mesh: of the devices.
-        coordinator: how the hosts agree; all of them measure, and host 0 decides what.
-        models: names of those to measure.
-        folder: to write to, which all hosts share; None: they share none.
-        given: names of the fields that the command line sets.
-        step_seconds: that a training step may take; it is measured with fewer images otherwise.
-        product_flops: operations per second of a device's matrix products, once they are measured.
-        deadline: of the section, on this host's clock.
-        compiled: what is measured -> its program, and the seconds that the compiler took.
+        config: the configuration that all programs share, with the fields that the command line sets.
+        mesh: the mesh of the devices.
+        coordinator: with which the hosts agree. All of them measure, and host 0 decides what is measured.
+        models: the names of the models to measure.
+        folder: a folder that all hosts share and may write to; None: they share none.
+        given: the names of the fields that the command line sets.
+        step_seconds: the most seconds that a training step may take. A longer step is measured with fewer images.
+        product_flops: operations per second of matrix products on one device; 0 until they are measured.
+        deadline: the end of the section that is being measured, on this host's monotonic clock.
+        compiled: text of a workload -> (its compiled step, the seconds that the compiler took).
     """
 
     config: ConfigDict
@@ -83,13 +83,14 @@ class Bench:
         return self.agree(self.deadline - time.monotonic())
 
     def time(self, call: Call) -> Timing:
-        """Returns what a call takes until its arrays are ready, once it is compiled; see `time_in_turns`."""
+        """Returns the time of a call until its arrays are ready, without compilation; see `time_in_turns`."""
         return self.time_in_turns([call])[0]
 
     def time_in_turns(self, calls: Sequence[Call]) -> list[Timing]:
-        """Returns the same of several calls, which take turns, so that what disturbs one disturbs all.
+        """Returns the time of each of several calls until its arrays are ready, without compilation.
 
-        Each has ROUNDS turns, three if the time is short; short calls are made several times in a turn.
+        The calls take turns, so that a disturbance slows down all of them. Each has `ROUNDS` turns, or three if the
+        time is short. A short call is made several times in a turn.
         """
         for call in calls:
             jax.block_until_ready(call())  # compiles
@@ -104,7 +105,7 @@ class Bench:
 
 
 def seconds_of(call: Call, calls: int) -> float:
-    """Returns what some calls take, one after the other, until the arrays of the last are ready."""
+    """Returns the seconds of `calls` calls in all, one after the other, until the arrays of the last are ready."""
     began = time.perf_counter()
     for _ in range(calls):
         result = call()

@@ -1,9 +1,9 @@
 """Collectives over each axis of the mesh, by size.
 
-Rates are bus bandwidths as NCCL's tests define them (doc/PERFORMANCE.md there): bytes a second that every device sends,
-S (n - 1) / n of an all-gather, whose result has S bytes on each of n devices, and of a reduce-scatter, whose operand
-has; twice as many of an all-reduce; and S of a collective-permute. They can be compared with the speed of a link
-whatever n is.
+Rates are bus bandwidths as NCCL's tests define them (doc/PERFORMANCE.md there): the bytes that every device sends in a
+second. Each of n devices sends S (n - 1) / n bytes in an all-gather whose result has S bytes on each device, and in a
+reduce-scatter whose operand has S bytes on each device. It sends twice as many in an all-reduce of S bytes, and S bytes
+in a collective-permute. These rates can be compared with the speed of a link whatever n is.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,21 +30,22 @@ def all_reduce(axis: str, devices: int, x: jax.Array) -> jax.Array:
 
 
 def all_gather(axis: str, devices: int, x: jax.Array) -> jax.Array:
-    """Returns the parts of all devices."""
+    """Returns the first parts of the operands of all devices, concatenated; a part is 1 / `devices` of an operand."""
     return jax.lax.all_gather(x[: len(x) // devices], axis, tiled=True)
 
 
 def reduce_scatter(axis: str, devices: int, x: jax.Array) -> jax.Array:
-    """Returns the operand with a part of the sum at its beginning."""
+    """Returns the operand, its beginning replaced by this device's part of the sum over the devices."""
     return x.at[: len(x) // devices].set(jax.lax.psum_scatter(x, axis, tiled=True))
 
 
 def permute(axis: str, devices: int, x: jax.Array) -> jax.Array:
-    """Returns what the device before has."""
+    """Returns the operand of the device before this one along the axis."""
     return jax.lax.ppermute(x, axis, [(device, (device + 1) % devices) for device in range(devices)])
 
 
-# Kind, as planning names it -> the function of one device, and S -> what it sends, as a multiple of (n - 1) / n.
+# Kind, as planning names it -> (the function that each device executes, the bytes that a device sends as a multiple of
+# S (n - 1) / n). A multiple of 0 stands for S bytes.
 KINDS: dict[str, tuple[Callable[[str, int, jax.Array], jax.Array], float]] = {
     "all-reduce": (all_reduce, 2.0),
     "all-gather": (all_gather, 1.0),
@@ -80,8 +81,10 @@ def measure_collectives(bench: Bench) -> Iterator[Row]:
 
 
 def collective(mesh: Mesh, axis: str, kind: str, size: int) -> Callable[[], jax.Array]:
-    """Returns a call of REPEATS collectives of so many bytes; each takes what the one before gave, also the one of the
-    call before: programs with collectives that do not depend on each other block emulated devices.
+    """Returns a call that executes `REPEATS` collectives of `size` bytes.
+
+    Each collective takes the result of the one before. The first of a call takes that of the previous call, since
+    programs with collectives that do not depend on each other block emulated devices.
     """
     devices, everywhere = mesh.shape[axis], P(mesh.axis_names)
     elements = size // 4 // devices * devices
@@ -105,9 +108,9 @@ def predict_seconds(mesh: Mesh, axis: str, kind: str, size: int) -> float | None
     """Returns how many seconds a collective takes if its busiest link has the published speed.
 
     Args:
-        mesh: of the devices.
-        axis: of the mesh, along which the devices exchange.
-        kind: of collective, as in `planning.Collective`.
+        mesh: the mesh of the devices.
+        axis: the axis of the mesh along which the devices exchange.
+        kind: the kind of collective, as in `planning.Collective`.
         size: bytes of the whole array, as in `planning.Collective`.
 
     Returns:

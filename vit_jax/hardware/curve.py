@@ -1,4 +1,4 @@
-"""The losses of 200 steps of a small model, beside those recorded on a CPU: whether the devices compute right."""
+"""Compares the losses of 200 steps of a small model with those recorded on a CPU: do the devices compute right?"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ FIELDS = {
 
 
 def measure_curve(bench: Bench) -> Iterator[Row]:
-    """Yields how far the losses are from those recorded, relatively: of the first steps, and of all."""
+    """Yields the largest relative difference from the recorded losses, over all steps and over the first `EARLY`."""
     parts = bench.mesh.devices.size // bench.mesh.shape["tensor"]
     if BATCH % parts:
         note = f"its batch of {BATCH} cannot be split over {parts} devices"
@@ -70,7 +70,7 @@ def measure_curve(bench: Bench) -> Iterator[Row]:
 
 
 def make_config(mesh: jax.sharding.Mesh) -> ConfigDict:
-    """Returns the recipe of the curve for the devices of a mesh: digits, nothing drawn on the host."""
+    """Returns the recipe of the curve for the devices of a mesh: digits, without random augmentation on the host."""
     config = get_config()
     config.update_from_flattened_dict(FIELDS)
     config.mesh.update(dict(mesh.shape))
@@ -78,7 +78,14 @@ def make_config(mesh: jax.sharding.Mesh) -> ConfigDict:
 
 
 def train(mesh: jax.sharding.Mesh, goes_on: Callable[[], bool] = lambda: True) -> np.ndarray:
-    """Returns the losses of all steps, or of those up to which it goes on, with products in full float32 anywhere."""
+    """Trains the small model, and returns the loss of each step.
+
+    Matrix products are computed in full float32 on any device.
+
+    Args:
+        mesh: the mesh of the devices.
+        goes_on: called after every `EARLY` steps; training ends before the last step if it returns False.
+    """
     config, info = data.complete_config(make_config(mesh))
     config = resolve_config(config)
     with jax.default_matmul_precision("highest"):

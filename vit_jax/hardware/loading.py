@@ -17,7 +17,10 @@ SHARE = 0.3  # of the section's time for each of the three
 
 
 def measure_loading(bench: Bench) -> Iterator[Row]:
-    """Yields images per second over all devices, of the first model, whose step needs the most."""
+    """Yields the images per second of the step alone, of the loader alone and of both together, over all devices.
+
+    The step is that of the first model. Of the default models, it needs the most images per second.
+    """
     workload = Workload.choose(bench, bench.models[0])
     config, info = data.complete_config(workload.config)
     running = steps.start(bench, workload)
@@ -41,7 +44,7 @@ def measure_loading(bench: Bench) -> Iterator[Row]:
 
 
 def time_loader(bench: Bench, config, info: data.DataInfo, running: steps.Running, seconds: float) -> Timing:
-    """Returns what a batch takes up to the devices if nothing else runs."""
+    """Returns the time that the loader takes for a batch, until it lies on the devices, if nothing else runs."""
     with closing(data.train_batches(config, running.program.batch_sharding, 0, info.opened)) as batches:
         for _ in range(batches.depth + 2):  # those that are read ahead
             jax.block_until_ready(next(batches))
@@ -49,7 +52,7 @@ def time_loader(bench: Bench, config, info: data.DataInfo, running: steps.Runnin
 
 
 def time_both(bench: Bench, config, info: data.DataInfo, running: steps.Running, seconds: float) -> Timing:
-    """Returns what a step takes with the batches of the loader, the next one begun before one ends."""
+    """Returns the time of a step with the batches of the loader. The next step is begun before one ends."""
     state, waiting = running.state, list[jax.Array]()
     with closing(data.train_batches(config, running.program.batch_sharding, 0, info.opened)) as batches:
 
@@ -68,7 +71,10 @@ def time_both(bench: Bench, config, info: data.DataInfo, running: steps.Running,
 
 
 def time_each(bench: Bench, call, seconds: float) -> Timing:
-    """Returns what each of the calls takes that fit into some seconds, by their mean: they wait for one another."""
+    """Makes as many calls as fit into some seconds, and returns the mean time of a call with the spread of this mean.
+
+    The mean is taken instead of the median, since the calls wait for one another.
+    """
     once = bench.agree(seconds_of(call, 1))
     count = min(MOST, max(LEAST, int(seconds / once)))
     each = [seconds_of(call, 1) for _ in range(count)]

@@ -22,8 +22,8 @@ class Section:
     """The rows of one measurement.
 
     Attributes:
-        seconds: that it took.
-        rows: in order.
+        seconds: the seconds that it took.
+        rows: the rows, in the order in which they were measured.
     """
 
     seconds: float
@@ -35,9 +35,9 @@ class Record:
     """All that was measured.
 
     Attributes:
-        name: of the record.
+        name: the name of the record.
         key: what must be the same for a measurement to go on: devices, hosts, code, versions, arguments.
-        sections: name -> rows, in the order in which they were measured.
+        sections: name of a section -> the section, in the order in which they were measured.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Record:
         return [(name, row) for name, section in self.sections.items() for row in section.rows if row.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the record as JSON has it."""
+        """Returns the record as JSON values."""
         sections = {
             name: {"seconds": section.seconds, "rows": [row.to_json() for row in section.rows]}
             for name, section in self.sections.items()
@@ -67,7 +67,7 @@ class Record:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "Record":
-        """Returns the record that `to_json` gave."""
+        """Rebuilds a record from what `to_json` returned."""
         sections = {
             name: Section(section["seconds"], tuple(Row(**row) for row in section["rows"]))
             for name, section in given["sections"].items()
@@ -79,10 +79,10 @@ def make_key(devices: list[jax.Device], hosts: int, mesh: Mapping[str, int], arg
     """Returns what identifies a measurement, as JSON.
 
     Args:
-        devices: all of them.
-        hosts: how many they belong to.
-        mesh: axis -> devices.
-        arguments: what else was asked for.
+        devices: the devices of all hosts.
+        hosts: the number of hosts to which they belong.
+        mesh: axis of the mesh -> number of devices along it.
+        arguments: the other arguments of the command line.
     """
     return {
         "hardware": describe_hardware(devices),
@@ -120,7 +120,7 @@ def read_record(path: str) -> Record:
 
 
 def open_record(name: str, path: str, key: Mapping[str, Any]) -> Record:
-    """Returns the record at a path, to go on with, or an empty one.
+    """Returns the record at a path, to which sections can be added; a new one without sections if there is none.
 
     Raises:
         UserError: the record there is of other devices, code or arguments, or cannot be read.

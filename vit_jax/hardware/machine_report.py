@@ -1,4 +1,4 @@
-"""A record in words, and as a page."""
+"""A record of a machine as lines of text, and as an HTML page."""
 
 from collections.abc import Iterable
 from html import escape
@@ -21,7 +21,7 @@ SECTIONS = {
     "curve": "A curve beside the one recorded on a CPU",
 }
 VERDICTS = {"worse": "worse than predicted", "better": "better than predicted", "failed": "failed"}
-# A bar that ends at the middle: as predicted.
+# A bar that ends in the middle of its cell: the quantity is as predicted.
 STYLE = """
 .off td, .off th { color: var(--off) } :root { --off: #b42318 }
 @media (prefers-color-scheme: dark) { :root { --off: #ff8f85 } }
@@ -78,7 +78,7 @@ def _number(value: float) -> str:
 
 
 def hardware_page(record: Record) -> str:
-    """Returns the page of a record."""
+    """Returns the HTML page of a record."""
     key, off = record.key, format_off(record)
     versions = ", ".join(f"{name} {version}" for name, version in key["versions"].items())
     facts = [
@@ -114,6 +114,6 @@ def _line(row: Row) -> html.Html:
 
 
 def _bar(ratio: float | None) -> html.Html:
-    """Returns a bar as long as the ratio, at most 2."""
+    """Returns a bar that is as long as the ratio, up to a ratio of 2; empty: there is no ratio."""
     bar = "" if ratio is None else f'<div class="ratio"><span style="width: {min(ratio, 2) / 2:.1%}"></span></div>'
     return html.Html(bar)

@@ -14,12 +14,12 @@ from vit_jax.hardware.published import find_published
 from vit_jax.hardware.row import Row
 
 MEBIBYTES = (64, 256, 1024)  # of an array on a device
-ENOUGH = 0.01  # seconds
+ENOUGH = 0.01  # seconds of a call, above which no larger array is tried
 TRANSFER = 64 * 2**20  # bytes: about those of 256 images
 
 
 def measure_memory(bench: Bench) -> Iterator[Row]:
-    """Yields how fast every device reads and writes an array at once, and how fast the host copies one to a device."""
+    """Yields how fast each device reads and writes an array while all do so, and how fast the host copies one to it."""
     published = find_published(bench.device.device_kind)
     place, devices = NamedSharding(bench.mesh, P(bench.mesh.axis_names)), bench.mesh.devices.size
     scale = jax.jit(lambda x: x * 2, out_shardings=place)

@@ -1,4 +1,4 @@
-"""Matrix products: the rate that nothing exceeds."""
+"""The rate of large matrix products, which no other program exceeds."""
 
 from collections.abc import Iterator
 
@@ -46,7 +46,10 @@ def measure_products(bench: Bench) -> Iterator[Row]:
 
 
 def grow(bench: Bench, place: NamedSharding, devices: int) -> tuple[int, Timing]:
-    """Returns the first size whose product takes long enough, and its time."""
+    """Returns the smallest size whose product takes longer than `ENOUGH`, and its time.
+
+    If no product takes so long, or the time is short, it is the last size that was tried.
+    """
     for size in SIZES:
         timing = bench.time(product(bench.dtype, size, place, devices))
         if bench.agree(timing.median) > ENOUGH or bench.left <= 0:
@@ -55,7 +58,7 @@ def grow(bench: Bench, place: NamedSharding, devices: int) -> tuple[int, Timing]
 
 
 def product(dtype: str, size: int, place: Sharding, devices: int) -> Call:
-    """Returns a call that multiplies two square matrices on each of some devices, which `place` names."""
+    """Returns a call that multiplies two square matrices on each of the `devices` devices of `place`."""
 
     def draw() -> tuple[jax.Array, jax.Array]:
         numbers = jax.random.normal(jax.random.key(0), (devices, size, size), jnp.float32).astype(dtype)

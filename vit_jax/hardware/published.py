@@ -50,7 +50,7 @@ def find_published(device_kind: str) -> Published | None:
 
 
 def find_slice(devices: Sequence[jax.Device]) -> Slice | None:
-    """Returns the slice that the devices are, or each of several; None: they are no TPUs that are known."""
+    """Returns the slice that the devices form; where they form several, each of them. None: they are no known TPUs."""
     chip = find_tpu(devices[0].device_kind)
     if chip is None:
         return None

@@ -12,12 +12,13 @@ class Row:
     """One line of a record.
 
     Attributes:
-        name: of the quantity.
-        unit: a rate, such as GB/s, is better the larger it is; anything else, the smaller it is.
-        measured: None: it was not measured; `note` says why.
-        spread: its interquartile range.
-        predicted: None: nothing is known.
-        source: of the prediction.
+        name: the name of the quantity.
+        unit: the unit. A quantity with a unit per second, such as GB/s, is better if it is larger; any other is better
+            if it is smaller.
+        measured: the measured value; None: it was not measured, and `note` says why.
+        spread: the interquartile range of the measured value.
+        predicted: the predicted value; None: there is no prediction.
+        source: where the prediction comes from.
         kind: what the prediction is: `near` (the quantity should be as large), `limit` (it may be better), or `bound`
             (it cannot be better).
         margin: the relative difference from which the quantity is off.
@@ -37,7 +38,10 @@ class Row:
     note: str = ""
 
     def to_json(self) -> dict[str, str | float | None]:
-        """Returns the fields that are not their defaults, numbers with six digits; `Row(**fields)` reads them."""
+        """Returns the fields that differ from their defaults, numbers rounded to six significant digits.
+
+        `Row(**fields)` rebuilds the row from them.
+        """
         given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         told = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in given.items()}
         return {name: value for name, value in told.items() if value != DEFAULTS.get(name, dataclasses.MISSING)}
@@ -54,7 +58,11 @@ class Row:
 
     @property
     def verdict(self) -> Literal["", "worse", "better", "failed"]:
-        """Returns how the quantity is off, if it is; the difference that its spread explains does not count."""
+        """Returns how the quantity is off, or an empty text if it is not.
+
+        The part of a difference that `spread` explains does not count. A quantity that was not measured has failed if
+        it has `advice`.
+        """
         if self.measured is None:
             return "failed" if self.advice else ""
         if self.predicted is None:
@@ -71,8 +79,10 @@ DEFAULTS = {each.name: each.default for each in dataclasses.fields(Row)}
 
 
 def merge_hosts(hosts: Sequence[Sequence[Row]]) -> list[Row]:
-    """Returns each quantity once: the worst of the hosts that have it, with a note that names the host if another is
-    better by more than MARGIN.
+    """Returns one row for each quantity: that of the host where it is worst.
+
+    A note names that host if another one is better by more than `MARGIN`. A host that has the row but could not measure
+    it is worse than any other. Hosts without the row do not count.
     """
     names = dict.fromkeys(row.name for rows in hosts for row in rows)
     by_name = [{row.name: row for row in rows} for rows in hosts]

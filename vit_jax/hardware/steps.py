@@ -1,4 +1,4 @@
-"""Whole training steps: what they take to compile, at first, and then; and the memory that they need."""
+"""Whole training steps: the time to compile them, the time of the first and of later ones, and the memory they need."""
 
 import dataclasses
 import time
@@ -17,21 +17,21 @@ from vit_jax.program import Program, program_without_data
 from vit_jax.step import Batch, TrainState
 
 LEAST, MOST = 4, 50  # steps that are timed
-WARM = 3  # after the first, before they are timed: hosts still map the memory that these steps need
-SECONDS = 20.0  # that the steps of a model may take
-STATES = 3  # a step needs about the memory of so many states: gradients, what is temporary
+WARM = 3  # steps after the first that are not timed: hosts still map the memory that these steps need
+SECONDS = 20.0  # that the timed steps of a model may take
+STATES = 3  # a step needs about the memory of so many states, gradients and intermediate results included
 BYTES = 2**30  # of a GiB
 
 
 class Running(NamedTuple):
-    """A compiled step with what it is called with.
+    """A compiled step with its arguments.
 
     Attributes:
-        program: of the step.
+        program: the program of the step.
         step: (state, batch) -> (state, metrics), compiled.
-        state: of the training; the step takes it away.
-        batch: which stays the same.
-        compile_seconds: that the compiler took.
+        state: the training state, which the step donates.
+        batch: the batch, which is the same in all steps.
+        compile_seconds: the seconds that the compiler took.
     """
 
     program: Program
@@ -42,12 +42,12 @@ class Running(NamedTuple):
 
 
 class TimedSteps(NamedTuple):
-    """What steps took.
+    """The times of steps that were compiled before.
 
     Attributes:
-        first: seconds of the first one, which is compiled.
-        later: those of a later one; None: there was no time for more.
-        loss: of the last one.
+        first: seconds of the first step.
+        later: the time of a later step; None: there was no time for more steps.
+        loss: the loss of the last step.
     """
 
     first: float
@@ -76,7 +76,7 @@ def why_not(bench: Bench, workload: Workload) -> str:
     if seconds > left:
         return f"its steps need {seconds:.0f} s at least, and {left:.0f} s were left; raise --minutes"
     if bench.device.platform != "cpu":
-        return ""  # other devices refuse a program that is too large; of a host, the kernel ends some process
+        return ""  # other devices refuse a program that is too large; on a host, the kernel would kill some process
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
     state = device_bytes(program.state, program.state_shardings) * len(bench.mesh.local_devices)
     needed, free = STATES * state, bench.agree(machine.free_host_memory())
@@ -86,7 +86,7 @@ def why_not(bench: Bench, workload: Workload) -> str:
 
 
 def measure_model(bench: Bench, workload: Workload) -> Iterator[Row]:
-    """Yields what a step takes to compile, at first, and then, and the memory that it needs."""
+    """Yields the time to compile a step, the time of the first and of later steps, and the memory that a step needs."""
     before = high_water(bench.device)
     running = start(bench, workload)
     yield Row(f"{workload}: compile", "s", running.compile_seconds, advice="compile")
@@ -129,7 +129,7 @@ def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState
 
 
 def time_steps(bench: Bench, running: Running) -> TimedSteps:
-    """Makes steps, the next one begun before one ends, as in training."""
+    """Makes steps and times them. As in training, the next step is begun before one ends."""
     state, seconds = running.state, list[float]()
     for _ in range(1 + WARM):
         began = time.perf_counter()
@@ -151,9 +151,10 @@ def time_steps(bench: Bench, running: Running) -> TimedSteps:
 
 
 def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
-    """Returns the row of a step: its time beside that of its schedule.
+    """Returns the row of a step: its time, predicted by its schedule.
 
-    Where no schedule was compiled, it stands beside the time that its matrix products alone take at the measured rate.
+    Where no schedule is kept, the prediction is the time that the step's matrix products alone take at the measured
+    rate.
     """
     schedule = workload.find_schedule(bench)
     bound = workload.flops / bench.product_flops if bench.product_flops else None

@@ -1,6 +1,6 @@
-"""The training steps that are measured: those whose schedules for TPUs are kept, with fewer images on slow devices.
+"""The training steps that are measured: those whose schedules for TPUs are kept in schedules.csv.
 
-The work is that of big_vision's recipe for ImageNet-21k, as in docs/speed.md.
+On slow devices they have fewer images. The work is that of big_vision's recipe for ImageNet-21k, as in docs/speed.md.
 """
 
 import csv
@@ -21,7 +21,7 @@ IMAGES_PER_DEVICE = {
     "ViT-S/16": 256,
     "ViT-B/16": 128,
     "ViT-L/16": 64,
-}  # a device; of other models as many as of the largest
+}  # on a device; other models have as many as the largest of these
 FIELDS = {
     "total_steps": 100_000,
     "warmup_steps": 10_000,
@@ -44,10 +44,10 @@ class Schedule:
     Attributes:
         topology: the slice.
         model: name of the model.
-        images: a chip.
-        cycles: of a step by schedule, the exchange included.
-        exchange: cycles of it that wait for other chips.
-        estimated: cycles by the compiler's own estimate, without the exchange.
+        images: images of a step on a chip.
+        cycles: cycles of a step by schedule, the exchange included.
+        exchange: those of these cycles in which a chip waits for other chips.
+        estimated: cycles of a step by the compiler's own estimate, without the exchange.
     """
 
     topology: str
@@ -59,12 +59,12 @@ class Schedule:
 
     @property
     def clock(self) -> float:
-        """The cycles per second."""
+        """The cycles of a chip per second."""
         return parse_topology(self.topology).chip.clock
 
 
 def read_schedules() -> list[Schedule]:
-    """Returns the schedules that are kept, of each chip the smallest slice first."""
+    """Returns the schedules that are kept, those of slices with fewer chips first."""
     _, *rows = csv.reader(SCHEDULES.read_text().splitlines())
     kept = [Schedule(topology, model, *map(int, numbers)) for topology, model, *numbers in rows]
     return sorted(kept, key=lambda row: parse_topology(row.topology).chips)
@@ -75,9 +75,9 @@ class Workload:
     """A training step of a model.
 
     Attributes:
-        model: its name.
-        images: on a device.
-        config: with its durations in steps.
+        model: the name of the model.
+        images: images of a step on a device.
+        config: the configuration, its durations in steps.
         macs: multiply-accumulates of an image's forward pass.
     """
 
@@ -91,7 +91,7 @@ class Workload:
 
     @classmethod
     def of(cls, bench: Bench, name: str, images: int | None = None) -> "Workload":
-        """Returns the step of a model with so many images on a device; None: as many as its schedules have.
+        """Returns the step of a model with `images` images on a device; None: as many as its kept schedules have.
 
         Raises:
             UserError: the configuration is wrong.
@@ -105,8 +105,9 @@ class Workload:
 
     @classmethod
     def choose(cls, bench: Bench, name: str) -> "Workload":
-        """Returns the step of a model with the most images for which it is not too long, by the rate of products; at
-        least one.
+        """Returns the step of a model with as many images as `bench.step_seconds` allow, by the rate of products.
+
+        They are at most as many as its kept schedules have, and at least one.
         """
         workload = cls.of(bench, name)
         images, rate = workload.images, bench.product_flops
@@ -120,7 +121,7 @@ class Workload:
         return 6.0 * self.macs * self.images
 
     def device_model(self, bench: Bench) -> Model:
-        """Returns the model with the type of its activations and its attention chosen for the devices."""
+        """Returns the model with the dtype of the activations and the attention that a run on these devices chooses."""
         config = self.config.copy_and_resolve_references()
         config.model.dtype = bench.dtype if config.model.dtype == "auto" else config.model.dtype
         return model_without_data(config).for_device(bench.device.device_kind, self.images, bench.mesh.shape["tensor"])
@@ -128,7 +129,8 @@ class Workload:
     def find_schedule(self, bench: Bench) -> Schedule | None:
         """Returns the schedule of this step on such devices; None: none is kept, or the command line changes the step.
 
-        If none is kept of their slice, it is that of another one, which differs by the exchange alone, a few percent.
+        If none is kept for the slice of the devices, the schedule is that of another slice of the same kind of chip.
+        Only the exchange differs between them, by a few percent of the step.
         """
         if not all(name.startswith(ELSEWHERE) for name in bench.given):
             return None

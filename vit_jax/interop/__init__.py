@@ -1,4 +1,4 @@
-"""Weights in and out of files."""
+"""Loads models from files and saves them, in our own layout and in those of other projects."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What the names and shapes of a file's arrays tell of its model, in every layout."""
+"""Helpers, for every layout, that infer fields of a model from the names and shapes of a file's arrays."""
 
 import collections
 import math
@@ -15,7 +15,7 @@ def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Returns the shape of an array.
 
     Raises:
-        UserError: it has fewer than two dimensions, or no elements.
+        UserError: the array has fewer than two dimensions, or no elements.
     """
     shape = archive[name].shape
     if len(shape) < 2 or not min(shape):
@@ -24,13 +24,16 @@ def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def matches(names: Iterable[str], pattern: str) -> set[tuple[str, ...]]:
-    """Returns the different groups that a pattern matches at the beginning of names."""
+    """Returns the set of the groups, as tuples, with which a pattern matches the beginning of a name."""
     optional_matches = (re.match(pattern, name) for name in names)
     return {match.groups() for match in optional_matches if match}
 
 
 def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """Returns the number of units of each stage of a ResNet; the groups of the pattern are a stage and a unit."""
+    """Returns the number of units in each stage of a ResNet.
+
+    The two groups of the pattern match the number of a stage and the number of a unit.
+    """
     counts = collections.Counter(int(stage) for stage, _ in matches(names, pattern))
     return tuple(counts[stage] for stage in sorted(counts))
 
@@ -38,13 +41,13 @@ def count_units(names: Iterable[str], pattern: str) -> tuple[int, ...]:
 def image_sizes(
     rows: int, kinds: Mapping[Kind, int], patch_size: int, sizes: Sequence[tuple[int, int] | None]
 ) -> Iterator[tuple[Kind, tuple[int, int]]]:
-    """Yields the (height, width) of the images whose position table may have so many rows, with the kind of rows.
+    """Yields each (kind, (height, width)) for which a position table has this number of rows.
 
     Args:
-        rows: of the table.
-        kinds: kind of rows -> how many of them are of no patch.
-        patch_size: in pixels.
-        sizes: of the images, the likeliest first; None: any square.
+        rows: the number of rows in the table.
+        kinds: kind of table -> the number of its rows that belong to no patch.
+        patch_size: the side of a patch in pixels.
+        sizes: the sizes (height, width) of images to try, in pixels, the likeliest first. None: a square of any size.
     """
     for size in sizes:
         for kind, others in kinds.items():

@@ -1,8 +1,8 @@
 """The class names of published heads, in the order of their logits.
 
-`imagenet2012.txt` has one synset a line with its first two lemmas, extended where two synsets had the same lemmas;
-`imagenet21k.txt` has one synset a line with its first lemma, in the order of Google's ImageNet-21k checkpoints. Synsets
-and lemmas are those of ImageNet and WordNet, as timm 1.0.31 lists them in `imagenet_synsets.txt`,
+`imagenet2012.txt` has one synset a line with its first two lemmas, and more lemmas where two synsets had the same ones.
+`imagenet21k.txt` has one synset a line with its first lemma, in the order of Google's ImageNet-21k checkpoints. The
+synsets and lemmas are those of ImageNet and WordNet, as timm 1.0.31 lists them in `imagenet_synsets.txt`,
 `imagenet21k_goog_synsets.txt` and `imagenet_synset_to_lemma.txt`.
 """
 
@@ -16,7 +16,7 @@ SYNSET_FILES = {1000: "imagenet2012.txt", 21843: "imagenet21k.txt"}  # by the nu
 
 @functools.cache
 def class_names(num_classes: int) -> tuple[str, ...] | None:
-    """Returns the English names, all different, of ImageNet's or ImageNet-21k's classes; None for another number."""
+    """Returns the English names of ImageNet's or ImageNet-21k's classes, all different; None for another number."""
     synsets = _read_synsets(num_classes)
     if synsets is None:
         return None
@@ -25,10 +25,12 @@ def class_names(num_classes: int) -> tuple[str, ...] | None:
 
 
 def class_wnids(num_classes: int, names: Sequence[str] | None = None) -> tuple[str, ...] | None:
-    """Returns the synsets of the same classes, as ImageNet names its folders: `n01440764`; None for another number.
+    """Returns the synsets of ImageNet's or ImageNet-21k's classes, such as `n01440764`; None for another number.
 
-    Where the model or the data state the names of their classes, None too if these are not the same classes: neither
-    synsets, nor, for most of them, words that begin with the same lemma.
+    Args:
+        num_classes: the number of classes.
+        names: the names of the classes that a model or data set states. None is returned if they are of other classes:
+            they must be the synsets or, for more than half of the classes, begin with the same lemma as our names.
     """
     synsets = _read_synsets(num_classes)
     if synsets is None:

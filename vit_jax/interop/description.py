@@ -1,6 +1,6 @@
-"""The description of a model as JSON: in a file beside the arrays of our own layout, and in every checkpoint.
+"""The description of a model as JSON: beside the arrays of our own layout or in a file's header, and in checkpoints.
 
-`Format` is what a layout can do; the description of a model is what its `describe` returns.
+`Format` is the interface of a layout. Its `describe` returns the description of the model in a file.
 """
 
 import json
@@ -16,7 +16,7 @@ from vit_jax.config import EXECUTION
 from vit_jax.interop import class_names
 from vit_jax.interop.pytorch import read_json, stated_kind
 
-NOTE = "vit_jax"  # key of the description in the header of a file
+NOTE = "vit_jax"  # the key of the description in the header of a file
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class ModelDescription:
     """A model as JSON states it.
 
     Attributes:
-        model: its name, as `vit_jax.create` takes it.
-        fields: what the name does not say, by flat keyword, without the fields that only say how it is computed.
-        preprocess: the pipe of operations that prepares its images, if known.
-        class_names: the names of its logits, if known.
-        loss: the loss that it was trained with, softmax or sigmoid; empty: not known.
+        model: the model's name, as `vit_jax.create` takes it.
+        fields: flat keyword of `vit_jax.create` -> value, which complete the name. Fields that only say how the model
+            is computed are left out.
+        preprocess: the pipe of operations that prepares the model's images; None: not known.
+        class_names: the names of the classes in the order of the logits; None: not known.
+        loss: the loss that the model was trained with, softmax or sigmoid; empty: not known.
     """
 
     model: str
@@ -41,9 +42,9 @@ class ModelDescription:
     def of_fields(
         cls, fields: dict[str, Any], preprocess: str | None, names: list[str] | None = None, loss: str = ""
     ) -> "ModelDescription":
-        """Returns the description of the model with these fields, which decide its name.
+        """Returns the description of the model with these fields. The name of the model follows from the fields.
 
-        Without names of its classes, a head with as many as ImageNet or ImageNet-21k is assumed to be of theirs.
+        Without `names`, a head with as many classes as ImageNet or ImageNet-21k is assumed to have those classes.
         """
         known_names = names or class_names.class_names(fields["num_classes"])
         return cls(models.model_name(fields), fields, preprocess, list(known_names) if known_names else None, loss)
@@ -65,7 +66,7 @@ def describe_model(model: models.Model) -> dict[str, Any]:
 
 
 def check_description(description: Any) -> ModelDescription:
-    """Returns a description from JSON.
+    """Returns the description that parsed JSON contains.
 
     Raises:
         UserError: a field is missing or has another type.
@@ -100,15 +101,15 @@ def description_file(path: Path) -> Path:
 
 
 def header_notes(model: models.Model) -> dict[str, str]:
-    """Returns the notes that describe a model in the header of its file."""
+    """Returns key -> text of the note that describes a model in the header of its file."""
     return {NOTE: json.dumps(describe_model(model))}
 
 
 def read_notes(notes: Mapping[str, str]) -> ModelDescription | None:
-    """Returns the description in the header of a file; None if there is none.
+    """Returns the description in the notes of a file's header; None if there is none.
 
     Raises:
-        UserError: it does not describe a model.
+        UserError: the description is not JSON or does not describe a model.
     """
     if NOTE not in notes:
         return None
@@ -119,20 +120,25 @@ def read_notes(notes: Mapping[str, str]) -> ModelDescription | None:
 
 @dataclass(frozen=True)
 class Format:
-    """One layout. Functions take the arrays of an open file (`archives.Archive`), whose names and shapes decide.
+    """A layout: the functions that recognise, read and write its files.
+
+    The first argument of `detect`, `describe` and `read` is an open file (`archives.Archive`). They decide by the names
+    and shapes of its arrays.
 
     Attributes:
-        suffixes: of the files that may contain it; the first is that of a folder's file.
-        detect: returns which form of the layout the arrays of a file have, or None: they have another layout.
-        describe: returns the form, complete, and the model of a file, from its arrays, their form, the path and the
-            fields that the user gave. Raises UserError if that is not enough.
-        read: returns the parameters from the arrays, their form, the spec of the model and the shapes of its
-            parameters. Raises UserError naming every array that is missing, unexpected, or of another shape or type.
-        write: returns the arrays of a file from the parameters and the spec of the model. Raises UserError if the
-            layout cannot express the model.
-        describing_files: returns the content of the files that describe a model, by name, from the name of the file
-            with the arrays and the model.
-        is_inferred: the model of a file is inferred from its arrays, so that it is printed.
+        suffixes: the suffixes of the files that may have the layout. A file that is written into a folder gets the
+            first one.
+        detect: returns which form of the layout the arrays have; None: they have another layout.
+        describe: takes the arrays, their form as `detect` returns it, the path of the file, and the fields that the
+            user gave. Returns the completed form and the description of the model. Raises UserError if these do not
+            determine the model.
+        read: takes the arrays, their form, the spec of the model, and name -> shape of its parameters. Returns name ->
+            parameter. Raises UserError naming every array that is missing, unexpected, or of another shape or type.
+        write: takes the parameters by our names, and the spec of the model. Returns name -> array of the file. Raises
+            UserError if the layout cannot express the model.
+        describing_files: takes the name of the file with the arrays, and the model. Returns name -> content of the
+            files that describe the model.
+        is_inferred: whether the model of a file is inferred from its arrays. If so, it is printed on loading.
     """
 
     suffixes: tuple[str, ...]

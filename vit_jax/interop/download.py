@@ -1,6 +1,6 @@
 """Downloads public files, which are kept below the cache folder until somebody removes them.
 
-Unlike the copies in `storage.cache`, which are of a user's own data and limited in size, they are few.
+These files are few. The copies in `storage.cache`, which are of a user's own data, are limited in size instead.
 """
 
 import base64
@@ -34,13 +34,13 @@ def download_file(address: str, size: str | None = None, seconds: float = TIMEOU
 
     Args:
         address: `https://HOST/PATH`, or `gs://BUCKET/NAME` of a public file.
-        size: as a catalog lists it, `393.69 MiB`: the file may differ by one in the last digit.
-        seconds: time limit for a silent server.
-        may_change: the server is asked whether it has another version than the one here. If it cannot be reached, that
-            one is used, and a line says so.
+        size: the file's size as a catalog lists it, `393.69 MiB`. The file may differ by one in the last digit.
+        seconds: the time limit for a silent server.
+        may_change: whether to ask the server for another version although the file is here. If the server cannot be
+            reached, the file that is here is used, and a line says so.
 
     Raises:
-        UserError: it cannot be reached, is not the expected file, or cannot be written.
+        UserError: the address cannot be reached, has another file than expected, or the file cannot be written.
     """
     address = https_address(address)
     path = cache.root() / "published" / relative_path(address)
@@ -90,10 +90,10 @@ def https_address(address: str, local: bool = True) -> str:
 
 
 def relative_path(address: str) -> Path:
-    """Returns the path of a file below our folder, host first. It never leads out of the folder.
+    """Returns the path, below the folder of downloads, of the file at an address. It begins with the host.
 
     Raises:
-        UserError: the address would.
+        UserError: the address has an empty part, `.` or `..`, so that the path might lead out of the folder.
     """
     parts = urlsplit(address)
     names = [unquote(name) for name in (parts.netloc, *parts.path.removeprefix("/").split("/"))]
@@ -108,7 +108,10 @@ def relative_path(address: str) -> Path:
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects only to addresses that can be requested safely; to this machine only from this machine."""
+    """Follows redirects only to addresses that can be requested safely.
+
+    A redirect to this machine is followed only if the first request went to this machine.
+    """
 
     def redirect_request(self, request, response, code, message, headers, address):
         """Returns the next request; see `HTTPRedirectHandler`."""
@@ -117,10 +120,10 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _write_file(address: str, path: Path, size: str | None, response: http.client.HTTPResponse, seconds: float) -> None:
-    """Writes the content of a response.
+    """Writes the content of a response to `path`.
 
     Raises:
-        UserError: it is not the expected file, or cannot be written.
+        UserError: the content is not the expected file, or the file cannot be written.
     """
     with cache.write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,17 +136,19 @@ def _write_file(address: str, path: Path, size: str | None, response: http.clien
 
 
 def _version(headers: Message) -> str:
-    """Returns what a server says of the version of a file; empty if it says nothing."""
+    """Returns what a server's headers say of the version of a file; empty if they say nothing."""
     told = [headers.get(name) for name in ("ETag", "x-goog-generation", "Last-Modified")]
     return " ".join([*filter(None, told), headers.get("Content-Length") or ""]) if any(told) else ""
 
 
 @contextlib.contextmanager
 def _open_address(address: str, path: Path, seconds: float) -> Iterator[http.client.HTTPResponse]:
-    """Yields the response to the request for a file; the environment may name a proxy.
+    """Yields the response to the request for a file. The environment may name a proxy.
+
+    Error messages advise the user to save the file as `path`.
 
     Raises:
-        UserError: no server answers, or not with the file.
+        UserError: no server answers, or the server answers with an error.
     """
     advice = f"download it elsewhere and save it as {path}."
     try:
@@ -193,10 +198,10 @@ def _checked_chunks(
 
 
 def _announced_length(response: http.client.HTTPResponse) -> int | None:
-    """Returns the number of bytes that a server announces, if it does.
+    """Returns the number of bytes that a server announces; None if it announces none.
 
     Raises:
-        UserError: it announces something else.
+        UserError: the announced length is not a number.
     """
     text = response.headers.get("Content-Length")
     if text is not None and not re.fullmatch(r"[0-9]{1,18}", text.strip()):
@@ -220,7 +225,10 @@ def _check_size(length: int, size: str | None) -> None:
 
 
 def _matches_size(length: int, size: str | None) -> bool:
-    """Returns whether a number of bytes agrees with a listed size, which is rounded or truncated to its last digit."""
+    """Returns whether a number of bytes agrees with a listed size, which is rounded or truncated to its last digit.
+
+    Any number agrees if no size is listed.
+    """
     if not size:
         return True
     number, unit = size.split()
@@ -235,6 +243,6 @@ def _is_zip(path: Path) -> bool:
 
 
 def _server_reason(error: Exception) -> str:
-    """Returns what went wrong, without urllib's wrapping."""
+    """Returns the reason of an error without the text that urllib puts around it."""
     inner = getattr(error, "reason", error)
     return printable(reason(inner) if isinstance(inner, BaseException) else inner.partition("\n")[0], MAX_QUOTED)

@@ -1,4 +1,4 @@
-"""The layouts that `load` and `save` know: one table, from the name of a layout to what can be done."""
+"""The layouts that `load` and `save` know, in one table: name of a layout -> its `Format`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +11,7 @@ from vit_jax.interop.google import models
 
 SUFFIXES = (".npz", ".safetensors")
 
-# In the order in which they are tried: our own layout has no form that can be told from the names alone.
+# In the order in which they are tried. Our own layout is the last: it accepts any file.
 FORMATS = {
     "google": models.GOOGLE,
     "big_vision": models.BIG_VISION,
@@ -22,24 +22,24 @@ FORMATS = {
 
 
 def detect_format(archive: Archive) -> tuple[str, Any]:
-    """Returns the name of the layout of a file, and which form of it the file has."""
+    """Returns the name of the layout of a file, and the form of the layout that the file has."""
     forms = ((name, layout.detect(archive)) for name, layout in FORMATS.items())
     return next((name, form) for name, form in forms if form is not None)
 
 
 class Target(NamedTuple):
-    """A file to write, alone or in a folder with all that describes it."""
+    """A file to write, either alone or in a folder together with the files that describe it."""
 
     file: Path
     is_folder: bool
     layout: str
 
     def make_folder(self, names: Iterable[str]) -> None:
-        """Makes the folder for the file and for files of these names, if a folder was asked for.
+        """Creates the folder of the file and of the describing files `names`. Does nothing unless `is_folder`.
 
         Raises:
-            UserError: it is the workdir of a run, whose files would be replaced.
-            OSError: it cannot be made.
+            UserError: the folder is the workdir of a run, whose `config.json` would be replaced.
+            OSError: the folder cannot be created.
         """
         folder = self.file.parent
         if self.is_folder:
@@ -53,10 +53,11 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
 
     Args:
         path: a local file that ends in one of `SUFFIXES`, or a folder.
-        layout: one of `FORMATS`; or None: timm for .safetensors, else ours.
+        layout: one of `FORMATS`; None: timm for a .safetensors file, else ours.
 
     Raises:
-        UserError: the layout is unknown, the path is of another kind, or the layout has files of another kind.
+        UserError: the layout is unknown, the path is neither such a file nor a folder, or the layout is not written
+            into files with this suffix.
     """
     if layout is not None:
         choose("layout", layout, FORMATS)

@@ -1,4 +1,4 @@
-"""From what a user names to the local file or checkpoint folder that holds the weights."""
+"""Finds the local file or checkpoint folder with the weights that a user names."""
 
 import functools
 import hashlib
@@ -13,21 +13,21 @@ from vit_jax.interop.google import augreg, catalog
 from vit_jax.interop.huggingface import hub, peft
 from vit_jax.storage import filesystem
 
-MODEL_FILE = "model.npz"  # of a workdir
-HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # of folders that timm or transformers wrote
+MODEL_FILE = "model.npz"  # the file of the weights in a workdir
+HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # in folders that timm or transformers wrote
 
 
 class Located(NamedTuple):
     """Weights on this machine: a file of arrays or its index, or a checkpoint folder of a run."""
 
     path: Path
-    entry: catalog.CatalogEntry | None  # in the catalog
-    loss: str  # that the catalog or AugReg's index tell, softmax or sigmoid; empty: neither does
-    adapter: peft.Adapter | None = None  # then the path is that of its file
+    entry: catalog.CatalogEntry | None  # the entry in the catalog; None: the weights are not in the catalog
+    loss: str  # softmax or sigmoid, as the catalog or AugReg's index tells; empty: neither tells it
+    adapter: peft.Adapter | None = None  # if there is one, `path` is the file of the adapter
 
 
 def locate_weights(path: str | Path) -> Located:
-    """Returns where the weights are that a user names, downloaded if necessary.
+    """Returns where on this machine the weights are that a user names. Downloads them if necessary.
 
     Args:
         path: as `weights.load` takes it.
@@ -54,10 +54,11 @@ def locate_weights(path: str | Path) -> Located:
 def locate_base(adapter: peft.Adapter) -> str:
     """Returns the path or the name of the weights that an adapter changes, as `weights.load` takes it.
 
-    A path may be relative to this folder or to the adapter's. For weights of the hub PEFT writes OWNER/NAME.
+    A path in the adapter's configuration may be relative to the current folder or to the adapter's folder. OWNER/NAME,
+    as PEFT writes the name of weights on the hub, is returned as `hf-hub:OWNER/NAME`.
 
     Raises:
-        UserError: they are the adapter itself.
+        UserError: the configuration names the folder of the adapter itself.
     """
     with user_errors("base_model_name_or_path is not a path", OSError, RuntimeError, ValueError):
         paths = Path(adapter.base).expanduser(), adapter.folder / adapter.base
@@ -73,7 +74,7 @@ def locate_base(adapter: peft.Adapter) -> str:
 
 
 def digest_weights(path: str | Path) -> str:
-    """Returns a short digest of the contents of weights, which copies of the files share.
+    """Returns a short digest of the contents of weights. Copies of the same files have the same digest.
 
     Args:
         path: as `weights.load` takes it.
@@ -104,13 +105,13 @@ def _digest_files(files: Iterable[Path]) -> list[bytes]:
 
 @functools.cache
 def _digest_file(path: Path, _version: str) -> bytes:
-    """Returns the digest of a file's contents, read once for each `filesystem.file_version`."""
+    """Returns the digest of a file's contents. They are read once for each `_version` (`filesystem.file_version`)."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
 def is_download_name(name: str) -> bool:
-    """Returns whether a name stands for a published checkpoint or one of the hub."""
+    """Returns whether a name stands for a published checkpoint or for a checkpoint on the hub."""
     return hub.is_hub_name(name) or catalog.is_published(name)
 
 
@@ -118,7 +119,7 @@ def _find_in_folder(folder: Path) -> Path:
     """Returns the file or checkpoint with the weights in a folder.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder has no weights that can be loaded.
     """
     if (folder / MODEL_FILE).is_file():
         return folder / MODEL_FILE

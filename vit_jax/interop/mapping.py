@@ -14,24 +14,25 @@ from vit_jax.interop.archives import Archive
 from vit_jax.models import Model, ModelSpec
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
-OTHER_LAYOUT = "use --layout=ours"  # which supports every model
-MAX_NAMES = 1000  # in one message
+OTHER_LAYOUT = "use --layout=ours"  # our own layout supports every model
+MAX_NAMES = 1000  # the most names in one message
 MAX_ELEMENTS = 2**40  # of an array
 
 
 class Leaf(NamedTuple):
     """An array of the file that holds one of our parameters, or several.
 
-    Several leaves of one name lie in one array, along its first axis, in the order of the table.
+    If several leaves have the same name, the array of that name holds all of them: they are joined along its first
+    axis, in the order of the table.
     """
 
     name: str
-    ones: int = 0  # leading dimensions of 1 that ours lacks
-    arrange: Callable[[np.ndarray], np.ndarray] | None = None  # returns a view with the axes of the file, from ours
+    ones: int = 0  # leading dimensions of 1 that the array has and our parameter lacks
+    arrange: Callable[[np.ndarray], np.ndarray] | None = None  # our parameter -> a view with the axes of the file
 
 
 class Stack(NamedTuple):
-    """Several arrays of the file that are one of ours, stacked along an axis."""
+    """Several arrays of the file that, stacked along an axis, are one of our parameters."""
 
     axis: int
     parts: list[Any]  # of Leaf or Stack
@@ -43,13 +44,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, prefix: str) -> dict[str, np.ndarray]:
-    """Returns our parameters by name, in float32. Each value is copied once, from the file to its final place.
+    """Returns our name -> parameter, in float32.
+
+    An array that holds one parameter is read from the file straight to its final place.
 
     Args:
         archive: the open file, an `archives.Archive`.
         table: the arrays of the file that our parameters consist of.
-        shapes: of our parameters.
-        prefix: of all names in the file; arrays without it (an optimizer's state) are ignored.
+        shapes: the shapes of our parameters.
+        prefix: the prefix of the names in the file, which `table` lacks. Arrays without it are ignored, such as an
+            optimizer's state.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -88,7 +92,7 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
 
 
 def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of the file by name: views of our parameters, or copies of several that follow one another."""
+    """Returns name -> array of the file: a view of one of our parameters, or a copy that joins several of them."""
     views = _views(table, parameters, prefix)
     return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in views.items()}
 
@@ -97,18 +101,18 @@ def refuse(layout: str, unsupported: Mapping[str, bool]) -> None:
     """Refuses a model that a layout cannot hold.
 
     Args:
-        layout: its name.
-        unsupported: what it does not support, and whether the model has it.
+        layout: the name of the layout.
+        unsupported: feature that the layout does not support -> whether the model has the feature.
 
     Raises:
-        UserError: the model has any of it.
+        UserError: the model has any of these features.
     """
     if has := [what for what, present in unsupported.items() if present]:
         raise UserError(f"the {layout} layout does not support {', '.join(has)}; {OTHER_LAYOUT}")
 
 
 def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
-    """Returns the fields that decide a ViT's arrays but that a layout's files do not state, with their defaults.
+    """Returns field -> default, for the fields that decide a ViT's arrays but that a layout's files do not state.
 
     The layout can hold only a model with these values. `stated` are the fields that the files state.
     """
@@ -117,13 +121,16 @@ def unstated_fields(stated: Collection[str]) -> dict[str, Any]:
 
 
 def unstated_values(spec: ModelSpec, stated: Collection[str]) -> dict[str, bool]:
-    """Returns `FIELD VALUE` of each of a model's `unstated_fields` -> whether the value differs from the default."""
+    """Returns `FIELD VALUE` -> whether the model's value differs from the default, for the `unstated_fields`."""
     value = Model("", spec).field
     return {f"{name} {value(name)}": value(name) != default for name, default in unstated_fields(stated).items()}
 
 
 def convolutions(stages: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-    """Yields (stage, unit, suffix of the name) of every convolution of a ResNet with so many units in each stage."""
+    """Yields (stage, unit, suffix of the name) of every convolution of a ResNet; `stages` are the units in each stage.
+
+    Stages and units are counted from 1. The suffix is 1, 2, 3 or, in the first unit of a stage, also `_proj`.
+    """
     for stage, units in enumerate(stages, 1):
         for unit in range(1, units + 1):
             yield from ((stage, unit, suffix) for suffix in (("1", "2", "3", "_proj") if unit == 1 else "123"))
@@ -133,8 +140,10 @@ def of_blocks(part: Part, blocks: Sequence[str] | str) -> Part:
     """Returns the arrays of all blocks that make up one of our stacked parameters, given those of one block.
 
     Args:
-        part: of a block, without the block's name; axes of a Stack are those of our parameter, with the layers first.
-        blocks: what comes before the names in each block; or before those of arrays that have the layers first as ours.
+        part: the arrays of one block, without the block's name. The axis of a `Stack` in it is an axis of our stacked
+            parameter, whose axis 0 is the layers.
+        blocks: the prefix of the names in each block. A single text is the prefix in a file whose arrays are stacked
+            too: their axis 0 is the layers.
     """
 
     def of_block(part: Part, block: str) -> Part:
@@ -147,7 +156,7 @@ def of_blocks(part: Part, blocks: Sequence[str] | str) -> Part:
 
 
 def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, list[np.ndarray]]:
-    """Returns, for each name in the file, the views of our parameters that its array consists of."""
+    """Returns name in the file -> the views of our parameters that the array of this name consists of."""
     views: dict[str, list[np.ndarray]] = {}
     for ours, part in table.items():
         for name, view in _views_of_part(part, np.asarray(parameters[ours]), prefix):

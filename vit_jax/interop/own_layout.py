@@ -1,4 +1,4 @@
-"""Our own layout: the parameters by our names, in a file with a JSON file beside it that describes the model."""
+"""Our own layout: a file has the parameters by our names, and a JSON file beside it describes the model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +17,12 @@ def detect_form(archive: Archive) -> str:
 
 
 def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
-    """Returns the form and the model that the JSON file beside an archive describes; raises as `read_description`."""
+    """Returns the form, and the description in the JSON file beside an archive; raises as `read_description`."""
     return form, read_description(path)
 
 
 def read_layout(archive: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a file; `shapes` are theirs.
+    """Returns the parameters of a file; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -36,7 +36,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, An
 
 
 def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns the content of the JSON file for a file with this name."""
+    """Returns name -> content of the JSON file that describes the model, for arrays in the file `name`."""
     return {description_file(Path(name)).name: json_text(describe_model(model))}
 
 

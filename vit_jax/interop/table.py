@@ -7,7 +7,7 @@ from vit_jax.columns import align
 
 
 class Table(tuple[Any, ...]):
-    """Entries that print as a table, in notebooks too; `COLUMNS` of their class names the attributes shown."""
+    """Entries that print as a table, in notebooks too. `COLUMNS`, of the entries' class, names the attributes shown."""
 
     __slots__ = ()
 
@@ -35,6 +35,6 @@ def _cells(entry: Any) -> tuple[str, ...]:
 
 
 def _right_aligned(entries: tuple[Any, ...]) -> list[bool]:
-    """Tells of each column whether it has numbers; a size, `393.69 MiB`, is one."""
+    """Returns for each column whether all its cells are numbers or empty. A size such as `393.69 MiB` is a number."""
     columns = zip(*map(_cells, entries), strict=True)
     return [all(cell[:1].isdecimal() or not cell for cell in column) for column in columns]

@@ -1,4 +1,4 @@
-"""The models of files of timm and transformers, from the arrays and from the configurations beside them."""
+"""Describes the models in files of timm and transformers, from the arrays and from the configurations beside them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from vit_jax.interop.timm import layout as timm_layout
 
 
 def describe_timm(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
-    """Returns the form and the model of a timm file.
+    """Returns the form of a timm file and the description of its model.
 
     Raises:
         UserError: the number of heads is stated nowhere, or an array is missing that determines a field.
@@ -29,10 +29,12 @@ def describe_timm(archive: Archive, form: str, path: Path, given: Mapping[str, A
 
 
 def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
-    """Returns what a configuration states of a model of this form: nothing but its use, if that is a BiT.
+    """Returns what a configuration states that a model of this form can have.
+
+    A BiT has neither `fields` nor `sizes`: only the resolution, preprocessing, class names and loss remain.
 
     Raises:
-        UserError: a BiT's images have another mean or deviation than 0.5.
+        UserError: a BiT's images have another mean or standard deviation than 0.5.
     """
     if form == "vit":
         return stated
@@ -44,7 +46,11 @@ def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
 def describe_huggingface(
     archive: Archive, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
 ) -> tuple[huggingface_layout.Form, ModelDescription]:
-    """Returns the form and the model of a file of transformers; raises as `describe_timm`."""
+    """Returns the form of a file of transformers and the description of its model.
+
+    Raises:
+        UserError: a number that no array tells is stated nowhere, or an array is missing that determines a field.
+    """
     stated = huggingface_config.read_folder(path.parent)
     fields = huggingface_layout.infer_fields(archive, form, given.get("resolution"), stated.resolution)
     missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated.fields, **given}]
@@ -55,11 +61,17 @@ def describe_huggingface(
 
 
 def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
-    """Returns the model: what the configuration states, else what follows from the arrays."""
+    """Returns the description of a model from the fields that follow from its arrays and from its configuration.
+
+    Where both give a field, the configuration decides, except that an activation swiglu of the arrays remains.
+
+    Raises:
+        UserError: the configuration contradicts the arrays.
+    """
     stated.check_sizes(_comparable(fields))
     gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
     fields = fields | stated.fields | gated
-    if fields.get("pooling") in ("token", "token_gap"):  # which have a class token in any case
+    if fields.get("pooling") in ("token", "token_gap"):  # these poolings have a class token in any case
         fields["class_token"] = "auto"
     count = fields["num_classes"]
     names = stated.class_names if stated.class_names and len(stated.class_names) == count else None
@@ -68,7 +80,7 @@ def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescri
 
 def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that a configuration must not contradict."""
-    unknown = {"num_classes"} if not fields["num_classes"] else set()  # of a file without its head
+    unknown = {"num_classes"} if not fields["num_classes"] else set()  # the file may lack its head
     unknown |= {"patch_size"} if fields.get("stem") == "resnet" else set()  # counted in pixels, not in features
     unknown |= {"resolution"} if fields.get("position") != "learned" else set()
     return {name: value for name, value in fields.items() if name not in unknown}

@@ -1,4 +1,7 @@
-"""What this machine has: packages, accelerators, the cluster around it, memory and disks. Nothing here imports jax."""
+"""What this machine has: packages, accelerators, the cluster around it, memory and disks.
+
+Only `hardware.py` and `program_memory.py` import jax.
+"""
 
 import lazy_loader
 

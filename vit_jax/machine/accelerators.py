@@ -46,10 +46,10 @@ def check_devices(
     """Yields the devices that jax finds, and the accelerators that it does not use.
 
     Args:
-        seconds: that the devices may take to start.
+        seconds: the most seconds that the devices may take to start.
         query: the program that prints the devices.
-        root: of the file system.
-        environment: of this process.
+        root: the root of the file system.
+        environment: the environment variables of this process.
         installed: returns the names of the packages that are installed.
     """
     try:
@@ -114,7 +114,7 @@ def _check_unused(
 
 
 def processes_with_open_files(files: list[Path]) -> Iterator[tuple[str, str]]:
-    """Yields the number and the command of the processes that have one of the files open, if this user may see them."""
+    """Yields (process id, command) of each process that has one of the files open, if this user may see it."""
     targets = {str(path) for path in files}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process is another user's, or has ended
@@ -128,9 +128,9 @@ def check_tpu_lock(
     find_holders: Callable[[list[Path]], Iterable[tuple[str, str]]] = processes_with_open_files,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
-    """Yields which process uses the TPU, or that the lock which keeps it to one process was left behind.
+    """Yields which process uses the TPU, or that the lock file which keeps the TPU to one process was left behind.
 
-    Nothing without a TPU: there libtpu only compiles, which leaves such a file and is not hindered by one.
+    Yields nothing without a TPU. There libtpu only compiles, which leaves such a file too but is not hindered by one.
     """
     if not has_tpu(root, environment):
         return

@@ -4,9 +4,9 @@ import ctypes
 import os
 import platform
 
-# Parameters of glibc's `mallopt` (malloc.h) that keep freed memory in the process. One arena: those of threads map big
-# blocks anew each time; no block is mapped by itself; the top of the heap is never returned. A step of S/16 with
-# 32 images on two cores takes 6.8 s, with the defaults 7.6 s.
+# Parameters of glibc's `mallopt` (malloc.h) that keep freed memory in the process. There is only one arena, since the
+# arenas of threads map big blocks anew each time. No block is mapped by itself. The top of the heap is never returned.
+# A step of S/16 with 32 images on two cores takes 6.8 s, with the defaults 7.6 s.
 KEPT = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
 
 

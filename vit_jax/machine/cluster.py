@@ -12,10 +12,11 @@ class Cluster:
     """A kind of cluster that jax joins by itself.
 
     Attributes:
-        name: of the kind.
-        prefix: with which the names of its variables begin.
-        variables: that jax needs; first the number of the process, then the number of processes.
-        remedy: what sets them all.
+        name: the name of the kind.
+        prefix: a variable whose name begins with it shows that there is such a cluster.
+        variables: the variables that jax needs. The first has the number of the process, the second the number of
+            processes, or the names of their hosts.
+        remedy: what to do so that all of them are set.
     """
 
     name: str
@@ -53,7 +54,7 @@ CLUSTERS = (
 
 
 def check_cluster(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Yields the clusters that a run started here would join, and what would keep its processes apart."""
+    """Yields the clusters that a run started here would join, and what would keep its processes from joining them."""
     for cluster in CLUSTERS:
         if not any(key.startswith(cluster.prefix) for key in environment):
             continue

@@ -14,7 +14,7 @@ def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc
     """Returns what some devices of one kind are, such as `8 x TPU v5 lite, 2 hosts` or `2 cores of AMD EPYC 7B13`.
 
     Args:
-        devices: of a mesh; several of a CPU are emulated.
+        devices: the devices of a mesh. Several devices of a CPU are emulated.
         cpuinfo: the file in which Linux names the CPU.
     """
     hosts = len({device.process_index for device in devices})

@@ -1,4 +1,4 @@
-"""The kernel that this machine's accelerator would run, compared with its plain form."""
+"""Compares the attention kernel that this machine's accelerator would run with its plain form."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from vit_jax.machine.finding import Finding
 
 SECONDS = 300.0  # that the comparison may take, compilation included
 
-# Run in another process, as the query of the devices is: this one is not to hold them.
+# Run in another process, as the query of the devices is, so that this process does not hold them.
 COMPARISON = """
 import json
 from vit_jax.kernel_trials.check import check_example
@@ -29,10 +29,10 @@ def check_kernel(
     """Yields whether the attention kernel equals its plain form on the accelerator here; nothing without one.
 
     Args:
-        seconds: that the comparison may take.
+        seconds: the most seconds that the comparison may take.
         comparison: the program that prints the kernel and its fault.
-        root: of the file system.
-        environment: of this process.
+        root: the root of the file system.
+        environment: the environment variables of this process.
     """
     if not (has_tpu(root, environment) or has_gpu(root, environment)):
         return

@@ -51,7 +51,7 @@ def installed_version(name: str) -> str | None:
 
 
 def declared_requirements(name: str) -> list[str]:
-    """Returns what an installed package declares that it needs."""
+    """Returns the requirements that an installed package declares."""
     return metadata.requires(name) or []
 
 
@@ -68,11 +68,14 @@ class Installation:
         self._requires = requires
 
     def requirements(self, package: str) -> list[Requirement]:
-        """Returns what a package declares that it needs, extras included."""
+        """Returns the requirements that a package declares, those of its extras included."""
         return [Requirement(text) for text in self._requires(package)]
 
     def missing(self, extra: str, package: str = "vit_jax") -> list[str]:
-        """Returns the packages of an extra that are not installed, as the package itself declares the extra."""
+        """Returns the names of the packages that an extra of a package requires and that are not installed.
+
+        If an installed package is required with extras of its own, what is missing of these is included.
+        """
         missing = []
         for requirement in self.requirements(package):
             marker = requirement.marker

@@ -18,7 +18,7 @@ FOLDERS: dict[str, tuple[Callable[[], Path], float, str]] = {
 
 
 def check_space(disk_usage: Callable[[Path], Any] = shutil.disk_usage) -> Iterator[Finding]:
-    """Yields the memory that this machine may use, and the free space at the current folder and at the cache."""
+    """Yields the memory of this machine, and the free space on the disks of the current folder and of the cache."""
     yield Finding("ok", "memory", f"{host_memory() / 1e9:.0f} GB")
     for subject, (find_folder, least, remedy) in FOLDERS.items():
         try:

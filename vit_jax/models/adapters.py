@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a kernel W of the blocks becomes W + alpha / rank · down up.
 
 The parameters of an adapter stand beside its kernel: `attention/qkv/lora/{down,up,scale}`. Queries, keys and values
-have one each.
+have one adapter each.
 """
 
 import math
@@ -18,10 +18,10 @@ from vit_jax.tree import ArrayTree
 class Factors(NamedTuple):
     """How the kernels of one kind are adapted."""
 
-    where: str  # in a block: attention or mlp
+    where: str  # the part of a block: attention or mlp
     down: str  # the dimensions of the first factor, a letter each; r: the rank
-    up: str  # of the second
-    kernel: str
+    up: str  # the dimensions of the second factor
+    kernel: str  # the dimensions of the kernel
 
 
 KERNELS = {
@@ -34,13 +34,15 @@ KERNELS = {
 
 
 def add_adapters(params: ArrayTree, rank: int, alpha: float, where: str, key: jax.Array) -> ArrayTree:
-    """Returns the parameters with adapters, which change nothing yet: `down` is uniform in ± 1 / sqrt(inputs), `up` 0.
+    """Returns the parameters with adapters added. The input is not changed.
+
+    `down` is drawn uniformly from ± 1 / sqrt(inputs) and `up` is 0, so that the adapters change nothing at first.
 
     Args:
-        params: of a model, float32.
-        rank: of the adapters; 0: there are none.
-        alpha: their factor is alpha / rank.
-        where: attention, mlp, or both with a comma.
+        params: the float32 parameters of a model.
+        rank: the rank of the adapters; 0: no adapters are added.
+        alpha: an adapter is multiplied by alpha / rank.
+        where: the parts of a block whose kernels are adapted: "attention", "mlp" or "attention,mlp".
         key: a JAX random key.
 
     Raises:
@@ -77,12 +79,12 @@ def factors_of(layer: str) -> Factors:
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether a parameter is one of an adapter."""
+    """Returns whether a parameter belongs to an adapter."""
     return "/lora/" in name
 
 
 def is_factor(name: str) -> bool:
-    """Returns whether a parameter is a factor of an adapter, which is trained."""
+    """Returns whether a parameter is a factor of an adapter, `down` or `up`; these are trained, `scale` is not."""
     return is_adapter(name) and not name.endswith("/scale")
 
 
@@ -92,7 +94,7 @@ def is_adapted(params: ArrayTree) -> bool:
 
 
 def merge_adapters(params: ArrayTree) -> ArrayTree:
-    """Returns parameters of a model, or of a block, with the adapters added to their kernels, and without them."""
+    """Returns the parameters of a model, or of a block, with each adapter added to its kernel and then left out."""
     leaves = tree.flatten(params)
     merged = tree.flatten(without_adapters(params))
     for name, down in leaves.items():
@@ -110,5 +112,5 @@ def _product(layer: str, leaves: dict[str, Any], down: jax.typing.ArrayLike) -> 
 
 
 def without_adapters(params: ArrayTree) -> ArrayTree:
-    """Returns the parameters, or their shapes, of the model to which the adapters were added."""
+    """Returns the parameters, or their shapes, without the adapters, which are not added to the kernels."""
     return tree.unflatten({name: leaf for name, leaf in tree.flatten(params).items() if not is_adapter(name)})

@@ -22,45 +22,45 @@ PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
-LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of a device
+LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of the heads on one device
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
-Scores: TypeAlias = Callable[[Queries], AttentionWeights]  # what scaled queries add to their scores
+Scores: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
 
 
 class Pattern(NamedTuple):
     """Which tokens attend to which, where not all attend to all."""
 
     pairs: Bool[np.ndarray, "queries keys"]
-    attend: Callable[[QKV], PerToken]  # with these pairs alone, or little more
+    attend: Callable[[QKV], PerToken]  # computes attention for these pairs, and for few others
 
     def scores(self, queries: Queries) -> AttentionWeights:
-        """Returns zero for the pairs that attend, and minus infinity for the others."""
+        """Returns what is added to the scores: zero for the pairs that attend, minus infinity for all others."""
         batch, tokens, heads, _ = queries.shape
         return jnp.broadcast_to(jnp.where(self.pairs, 0.0, -jnp.inf), (batch, heads, tokens, tokens))
 
 
 class AttentionChange(NamedTuple):
-    """What happens besides equations 5 to 7."""
+    """What a model does besides equations 5 to 7. None: nothing of this kind."""
 
     qkv: HeadChange | None = None  # of queries and keys, after their projection
-    scores: Scores | None = None
+    scores: Scores | None = None  # what is added to the scores, apart from the pattern
     pattern: Pattern | None = None
 
     @property
     def added(self) -> Scores | None:
-        """What is added to the scores, those of the pattern included."""
+        """The function of all that is added to the scores, by `scores` and by the pattern; None: nothing is added."""
         if self.pattern is None:
             return self.scores
         pattern, scores = self.pattern, self.scores
         return (lambda queries: scores(queries) + pattern.scores(queries)) if scores else pattern.scores
 
 
-# (rows of all images, kernel and bias of the projection, what the rows hold, change) -> (attended rows, weights)
+# (rows of all images, kernel and bias of the projection, packing of the rows, change) -> (attended rows, weights)
 Attention: TypeAlias = Callable[
     [Rows, QKVKernel, QKVBias, Packing, AttentionChange | None], tuple[Rows, AttentionWeights]
 ]
 
-IN_BLOCKS = 1024  # tokens from which a pattern is computed in blocks; fewer by a mask: docs/models.md
+IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
 # Names of the dimensions of the parameters.
 KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
 
@@ -68,8 +68,8 @@ KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim
 def heads_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
     """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim), and these weights in float32.
 
-    One transposition puts heads before tokens, so that every product is a batch of plain matrix products, and the
-    backward pass is written out, unless there are further scores. This is the fastest form on CPUs. Only reverse-mode
+    One transposition puts heads before tokens, so that every product is a batch of plain matrix products. The backward
+    pass is written out, except where `scores` are added. This is the fastest form on CPUs. Only reverse-mode
     differentiation works.
     """
     batch, tokens, _, heads, head_dim = qkv.shape
@@ -112,7 +112,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
-    """Returns the same as `heads_first`, without a transposition: accelerators choose the layout of each product."""
+    """Returns the same as `heads_first`, without a transposition: the compiler chooses the layout of each product."""
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
     products = jnp.einsum("bqhd,bkhd->bhqk", _scaled(query), key, preferred_element_type=jnp.float32)
@@ -122,7 +122,7 @@ def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, Atte
 
 
 def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange | None) -> QKV:
-    """Returns the queries, keys and values of all images (equation 5), changed if there is a change."""
+    """Returns the queries, keys and values of all images (equation 5), after `change.qkv` if that is given."""
     kernel = gather(kernel, KERNEL, x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", *BIAS))
     return change.qkv(qkv) if change and change.qkv else qkv
@@ -142,12 +142,13 @@ def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, Attenti
 def fused(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns the same by a kernel on TPUs, which keeps scores and softmax on the chip; the weights by the plain form.
+    """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
 
-    Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
+    The attention weights are computed by the plain form. Each device projects and attends by itself, so that the kernel
+    gets the fused layout as the matmul writes it.
 
     Raises:
-        ValueError: there are further scores, or a pattern.
+        ValueError: something is added to the scores, or there is a pattern.
     """
     if change and change.added:
         raise ValueError("the kernel gets no further scores")
@@ -171,10 +172,10 @@ def fused(
 def cudnn(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns the same by cuDNN on NVIDIA's GPUs; the weights by the plain form.
+    """Returns attention by cuDNN on NVIDIA's GPUs. The attention weights are computed by the plain form.
 
     Raises:
-        ValueError: there are further scores, or a pattern.
+        ValueError: something is added to the scores, or there is a pattern.
     """
     if change and change.added:
         raise ValueError("cuDNN's attention gets no further scores")
@@ -193,11 +194,11 @@ def cudnn(
 def auto(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns the same by the fastest form for the platform that the program is lowered for.
+    """Returns attention by the fastest form for the platform that the program is lowered for.
 
-    The compiled program does not contain the other forms. On TPUs it is the kernel, unless scores are added or the
-    smallest TPUs have too little memory for it: what kind they are is not known here. Only reverse-mode differentiation
-    works.
+    The compiled program does not contain the other forms. On TPUs the kernel is used, unless something is added to the
+    scores, or the kernel needs more memory than the smallest TPUs have: the kind of TPU is not known here. A pattern
+    without further scores is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
     if change and change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
         return _in_pattern(x, kernel, bias, packing, change)
@@ -222,7 +223,7 @@ def auto(
 def _in_pattern(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns what is attended to in a pattern, and the weights by the plain form."""
+    """Returns attention computed by `change.pattern.attend`, and the attention weights by the plain form."""
     assert change.pattern
     qkv = project(packing.unpack(x), kernel, bias, change)
     attended = change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1)
@@ -232,7 +233,7 @@ def _in_pattern(
 def _repacked(
     x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
 ) -> tuple[Rows, AttentionWeights]:
-    """Returns `fused` of rows in another packing."""
+    """Returns `fused` of rows in any packing: they are repacked for the kernel, and its result is packed as `x` was."""
     images = len(x) // packing.rows * packing.images
     suited = choose_packing("fused", packing.tokens, kernel.shape[2], images)
     attended, weights = fused(packing.repack(x, suited), kernel, bias, suited, change)
@@ -249,13 +250,13 @@ ATTENTIONS: dict[AttentionKind, Attention] = {
 
 
 def choose_packing(kind: AttentionKind, tokens: int, heads: int, images: int) -> Packing:
-    """Returns how an implementation needs the tokens of images in the rows of a matrix.
+    """Returns the packing in which an implementation of attention needs the tokens of the images.
 
     Args:
-        kind: of attention.
-        tokens: of an image.
-        heads: on one device.
-        images: on one device.
+        kind: the implementation of attention.
+        tokens: the number of tokens of an image.
+        heads: the number of heads on one device.
+        images: the number of images on one device.
     """
     if kind == "fused":
         return kernels.choose_packing(tokens, heads, images)

@@ -1,5 +1,5 @@
-"""An implementation of attention on random numbers: how far the result and all gradients are from those of the plain
-form, and calls that can be timed.
+"""Runs an implementation of attention on random numbers: compares its result and all gradients with those of the plain
+form, and makes calls that can be timed.
 """
 
 import functools
@@ -22,16 +22,16 @@ from vit_jax.models.rotary import ROTARIES
 IMAGES = 8
 NAMES = "the result", *(f"the gradient of the {name}" for name in ("input", "kernel", "bias", "norms"))
 Images: TypeAlias = Float[Array, "images tokens width"]
-EMPTY = 3.0  # what stands in empty rows, and must not be attended to
+EMPTY = 3.0  # the value in empty rows, which must not be attended to
 
 
 def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[str, float]:
-    """Returns, by name, how far a model's attention is from the plain form on a device; see `compare`.
+    """Compares a model's attention with the plain form on a device, and returns the differences; see `compare`.
 
     Args:
-        spec: of the model, a `ModelSpec`.
-        device: executes both.
-        tensor: devices over which the heads are split.
+        spec: the `ModelSpec` of the model.
+        device: the device that executes both forms.
+        tensor: the number of devices over which the heads are split. The heads of one device are compared.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
     packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
@@ -41,7 +41,7 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
 
 
 def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
-    """Returns tokens, kernel and bias of the projection, and the gradient of the result; all are random."""
+    """Returns random tokens, kernel and bias of the projection, and gradient of the result, from a fixed seed."""
     images, tokens, heads, head_dim, dtype = sizes[:5]
     width, random = heads * head_dim, np.random.default_rng(0)
     x, grad = random.standard_normal((2, images, tokens, width), np.float32).astype(jnp.dtype(dtype))
@@ -50,7 +50,7 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
 
 
 def draw_change(spec: Any) -> AttentionChange | None:
-    """Returns what the model does to queries and keys, with random norms; None: nothing."""
+    """Returns how a model changes queries and keys, with random parameters of the norms; None: it changes neither."""
     if spec.qk_change is None:
         return None
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
@@ -67,16 +67,19 @@ def compare(
     grad: Images,
     change: AttentionChange | None = None,
 ) -> dict[str, Float[Array, ""]]:
-    """Returns the relative difference, by Euclidean norms, of the result and of each gradient.
+    """Returns name -> relative difference between `attention` and the plain form in float32.
+
+    The names are those of the result and of each gradient (`NAMES`). A relative difference is the Euclidean norm of the
+    difference, divided by the norm of the plain form's array.
 
     Args:
-        attention: compared with the plain form in float32.
-        packing: of the rows that it gets.
+        attention: the implementation to compare.
+        packing: the packing of the rows that `attention` gets.
         x: the tokens.
-        kernel: of the projection.
-        bias: of the projection.
+        kernel: the kernel of the projection.
+        bias: the bias of the projection.
         grad: the gradient of the result.
-        change: of queries and keys.
+        change: the change of queries and keys; None: there is none.
     """
 
     norms = change.qkv.norms if change and change.qkv else ()
@@ -106,12 +109,14 @@ def _difference(actual: Any, expected: Any) -> Float[Array, ""]:
 def make_attention_calls(
     kind: AttentionKind, sizes: AttentionSizes, device: jax.Device
 ) -> dict[str, Callable[[], jax.Array]]:
-    """Returns, by name, the forward pass, and it with the backward pass, of one layer's projection and attention.
+    """Returns two calls without arguments, `forward` and `forward and backward`.
+
+    They compute the projection and the attention of one layer on random numbers.
 
     Args:
-        kind: of attention.
-        sizes: of the images on the device.
-        device: that executes them.
+        kind: the implementation of attention.
+        sizes: the sizes of the images and of the attention on the device.
+        device: the device that executes the calls.
     """
     packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
     x, kernel, bias, grad = jax.device_put(draw_operands(sizes), device)

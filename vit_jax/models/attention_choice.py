@@ -1,4 +1,4 @@
-"""Which implementation of attention is the fastest: one table by kind of device, with what each needs of the shapes."""
+"""Which implementation of attention is the fastest: one table by kind of device, with a condition on the sizes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from vit_jax.models.spec import ModelSpec
 
 
 class AttentionSizes(NamedTuple):
-    """What the choice depends on, as it is on one device."""
+    """The sizes of the attention on one device, on which the choice depends."""
 
-    images: int  # in one part of the batch
+    images: int  # computed at a time, in one of the `accum_steps` parts of a batch
     tokens: int  # of an image
     heads: int
     head_dim: int
     dtype: Dtype
     change: kernels.QKChange | None = None  # of queries and keys, after their projection
-    adds_scores: bool = False  # by relative positions
+    adds_scores: bool = False  # whether something is added to the scores, as by relative positions
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
-    """Returns a test of sizes: no scores are added, and the kernel fits so many MiB of a core's vector memory."""
+    """Returns a test of sizes: nothing is added to the scores, and the kernel fits `mebibytes` of vector memory."""
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
@@ -37,7 +37,7 @@ def _suits_cudnn(sizes: AttentionSizes) -> bool:
     return not sizes.adds_scores and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
-# Beginning of the kind of device, implementation, what it needs; the first row that applies is chosen.
+# Beginning of the kind of device, implementation, condition on the sizes; the first row that applies is chosen.
 #
 # TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
 # in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
@@ -76,17 +76,17 @@ def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
 
 
 def fits_every_tpu(sizes: AttentionSizes) -> bool:
-    """Returns whether the kernel fits the memory of all kinds of TPU in the table."""
+    """Returns whether all TPUs in the table can use the kernel: nothing is added to the scores, and it fits them."""
     return all(allows(sizes) for _, attention, allows in TABLE if attention == "fused")
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:
-    """Returns the sizes of a model's attention.
+    """Returns the sizes of a model's attention on one device.
 
     Args:
-        spec: of the model.
-        images: on one device, in one part of the batch.
-        tensor: devices over which the heads are split.
+        spec: the spec of the model.
+        images: the number of images on the device, in one of the `accum_steps` parts of a batch.
+        tensor: the number of devices over which the heads are split.
     """
     tokens = spec.tokens
     if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise

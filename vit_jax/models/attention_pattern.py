@@ -1,7 +1,7 @@
 """Which patches attend to which, where not all attend to all: local and sparse attention.
 
-Patches count in raster order. Images are given as a whole, so that a patch attends to those after it as to those before
-it. Class token and registers attend to all tokens, and all attend to them.
+Patches are numbered in raster order. Attention is not causal: a patch attends to later patches as it does to earlier
+ones. The class token and the registers attend to all tokens, and all tokens attend to them.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from vit_jax.models.spec import ModelSpec
 
 Places: TypeAlias = Int[np.ndarray, "..."]
 Pairs: TypeAlias = Bool[np.ndarray, "..."]
-Rule: TypeAlias = Callable[[Places, Places, int, int], Pairs]  # of queries, keys, window and patches in a row
+Rule: TypeAlias = Callable[[Places, Places, int, int], Pairs]  # (queries, keys, window, patches in a row) -> pairs
 
 
 def block_distance(query: Places, key: Places, length: int) -> Int[np.ndarray, "..."]:
-    """Returns by how many blocks of some length the places of queries and keys differ."""
+    """Returns the distance from the block of a query to that of a key, in blocks of `length` places; 0: the same."""
     return abs(query // length - key // length)
 
 
@@ -35,17 +35,24 @@ def local2d(query: Places, key: Places, window: int, columns: int) -> Pairs:
 
 
 def strided(query: Places, key: Places, window: int, columns: int) -> Pairs:
-    """Returns which keys are nearer than the window, or a multiple of it away (Sparse Transformer, 1904.10509)."""
+    """Returns which keys are less than `window` places from the query, or a multiple of `window` places (Sparse
+    Transformer, 1904.10509).
+    """
     return (abs(query - key) < window) | ((query - key) % window == 0)
 
 
 def fixed(query: Places, key: Places, window: int, columns: int) -> Pairs:
-    """Returns which keys lie in the block of the query, or are among the last of any block (Sparse Transformer)."""
+    """Returns which keys lie in the block of the query, or are among the last `summary_size(window)` of any block
+    (Sparse Transformer).
+    """
     return (block_distance(query, key, window) == 0) | (key % window >= window - summary_size(window))
 
 
 def summary_size(window: int) -> int:
-    """Returns how many patches of a block all others attend to; the published 8 to 32 of 128 to 256 are an eighth."""
+    """Returns how many patches at the end of a block all patches attend to: an eighth of the block, rounded up.
+
+    The paper has 8 to 32 in blocks of 128 to 256.
+    """
     return -(-window // 8)
 
 
@@ -53,7 +60,7 @@ RULES: dict[AttentionPattern, Rule] = {"local": local, "local2d": local2d, "stri
 
 
 def block_length(spec: ModelSpec) -> int:
-    """Returns the window of a model: the patches of a block, on a side if it is square."""
+    """Returns the window of a model: the patches of a block, on a side if it is square, by default those of a row."""
     return spec.attention.window or spec.grid[1]
 
 

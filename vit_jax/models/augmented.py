@@ -1,9 +1,10 @@
-"""Attention-augmented convolutions (arXiv 1904.09925): some channels of a 3x3 convolution are those of attention.
+"""Attention-augmented convolutions (arXiv 1904.09925): attention computes some channels of a 3x3 convolution.
 
-Queries and keys have 0.2, values 0.1 of the channels (kappa = 2 upsilon = 0.2), queries and keys at least 20 a head. As
-the paper allows for large maps, attention may go over the means of 3x3 places, two apart, and its result be resized;
-with a stride it always goes over such means. The authors' code for ImageNet is not published: which stages have
-attention, and which halves it, are chosen so that parameters and FLOPs are near the published ones.
+Queries and keys have 0.2 of the channels, and at least 20 channels a head. Values have 0.1 of the channels (kappa =
+2 upsilon = 0.2). As the paper allows for large maps, attention may be computed on a map that is average-pooled (3x3,
+stride 2), and its result resized. In a unit with a stride, the map is always pooled with that stride. The authors' code
+for ImageNet is not published. Which stages have attention, and which one pools further, is chosen here so that
+parameters and FLOPs are near the published ones.
 """
 
 import flax.linen as nn
@@ -58,9 +59,9 @@ def augment(x: FeatureMap, stride: int, epsilons: Epsilons, pooling: int = 1) ->
 
     Args:
         x: the feature map.
-        stride: of the unit.
-        epsilons: of its convolution and norm.
-        pooling: 2: attention has half of the rows and columns of the result.
+        stride: the stride of the unit.
+        epsilons: those of the unit's convolution and norm.
+        pooling: 1, or 2: attention has half of the rows and columns of the result.
     """
     channels = x.shape[-1]
     values = max(1, round(VALUE_RATIO * channels / HEADS)) * HEADS

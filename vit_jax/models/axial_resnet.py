@@ -1,8 +1,9 @@
 """The units of an AxialResNet (appendix D.6): each 3x3 convolution is replaced by attention along columns, then rows.
 
-As in Axial-DeepLab (arXiv 2003.07853, equation 4), which the paper's authors ported to GroupNorm and standardised
-weights: google-research/scenic, projects/baselines/axial_resnet.py. Their port adds the key's product with its relative
-position at the query's place; here, as in csrhddlam/axial-deeplab, it is at the key's.
+The attention is that of Axial-DeepLab (arXiv 2003.07853, equation 4). The paper's authors ported it to GroupNorm and
+standardised weights: google-research/scenic, projects/baselines/axial_resnet.py. Their port adds the product of a key
+with its relative position at the place of the query. Here, as in csrhddlam/axial-deeplab, it is added at the place of
+the key.
 """
 
 from typing import TypeAlias
@@ -24,9 +25,9 @@ Lines: TypeAlias = Float[Array, "batch lines length channels"]
 class LineAttention(nn.Module):
     """Self-attention along lines of a feature map, with learned positions of query, key and value (D.6).
 
-    For a query i and a key j of a head: softmax_j(q_i k_j + q_i r^q_(i-j) + k_j r^k_(j-i)), without a scale, weighs
-    v_j + r^v_(i-j). Queries and keys have half the channels of values. A GroupNorm, with statistics of each line,
-    follows the projection, and another one the sum.
+    For a query i and a key j of a head, v_j + r^v_(i-j) has the weight softmax_j(q_i k_j + q_i r^q_(i-j) + k_j
+    r^k_(j-i)). There is no scale. Queries and keys have half the channels of values. A GroupNorm follows the
+    projection, and another one the weighted sum. Both have statistics of each line.
     """
 
     @nn.compact
@@ -55,11 +56,11 @@ class LineAttention(nn.Module):
 
 
 def average(x: FeatureMap, stride: int) -> StridedMap:
-    """Returns the means of windows as large as the stride; zeros complete the last window, and count."""
+    """Returns `x` average-pooled with windows as large as the stride. Zeros that fill the last window count too."""
     return nn.avg_pool(x, (stride, stride), (stride, stride), "SAME") if stride > 1 else x
 
 
 def attend_axially(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
-    """Returns `x` after attention along columns, then rows, and the means of windows of the stride."""
+    """Returns `x` after attention along columns, then along rows, and average pooling with the stride."""
     x = LineAttention(name="columns")(x.swapaxes(1, 2)).swapaxes(1, 2)
     return average(LineAttention(name="rows")(x), stride)

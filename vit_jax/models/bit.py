@@ -47,7 +47,7 @@ def norm(x: FeatureMap, name: str) -> FeatureMap:
 
 
 class PreActivationRoot(nn.Module):
-    """A 7x7 convolution and 3x3 max pooling, each with stride 2, and no norm: that is the first unit's."""
+    """A 7x7 convolution and 3x3 max pooling, each with stride 2. It has no norm, as the first unit begins with one."""
 
     spec: BitSpec
 
@@ -60,9 +60,10 @@ class PreActivationRoot(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """A residual bottleneck of norm, ReLU and convolution, three times; the sum is not activated.
+    """A residual bottleneck: three times norm, ReLU and convolution. The sum is not activated.
 
-    A projection of the residual starts from the activated input, as in the second form of ResNets.
+    If the residual is projected, the projection gets the normalised and activated input, as in the second version of
+    ResNets.
     """
 
     width: int
@@ -82,7 +83,7 @@ class PreActivationUnit(nn.Module):
 
 
 def augmented_fields(stage: int) -> dict[str, Any]:
-    """Returns the fields of the units of a stage with attention-augmented convolutions: the first has none."""
+    """Returns the fields that add attention to the units of a stage; none for stage 1, which has no attention."""
     return {"spatial": functools.partial(augment, pooling=1 + (stage == COARSE_STAGE))} if stage > 1 else {}
 
 
@@ -92,7 +93,7 @@ class Form(NamedTuple):
     root: Callable[..., nn.Module]
     unit: type[nn.Module]
     last: Callable[[FeatureMap, str], FeatureMap]  # after the units
-    unit_fields: Callable[[int], dict[str, Any]]  # of a stage, counted from 1
+    unit_fields: Callable[[int], dict[str, Any]]  # number of a stage, from 1 -> fields of its units
 
 
 def post_activation(
@@ -102,7 +103,7 @@ def post_activation(
 
     Args:
         unit_fields: number of a stage, from 1 -> fields of its units; `spatial` replaces their 3x3 convolution.
-        epsilons: of the root.
+        epsilons: those of the root.
     """
     return Form(
         lambda spec, name: resnet.Root(spec.width, epsilons, name=name), resnet.Unit, lambda x, name: x, unit_fields

@@ -1,4 +1,4 @@
-"""What a BiT is (arXiv 1912.11370), or a ResNet with attention, as plain frozen values, and the named sizes."""
+"""The specification of a BiT (arXiv 1912.11370) or a ResNet with attention as a frozen dataclass; the named sizes."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ RootKind = Literal["convolution", "attention"]
 Border = Literal["zeros", "lowest"]
 BitRemat = Literal["none", "full"]
 
-# Layers in a name, the convolutions on the longest path and the head -> units in each stage. 50 to 200 are those of the
-# papers; 14 is for tests.
+# Number of layers in a name (the convolutions on the longest path, and the head) -> units in each stage. 50 to 200 are
+# those of the papers; 14 is for tests.
 UNITS: dict[int, tuple[int, ...]] = {
     14: (1, 1, 1, 1),
     26: (2, 2, 2, 2),
@@ -25,10 +25,10 @@ UNITS: dict[int, tuple[int, ...]] = {
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
-# Likewise of stand-alone attention (arXiv 1906.05909, section 4.1).
+# The same for ResNets with stand-alone attention (arXiv 1906.05909, section 4.1).
 STAND_ALONE_UNITS: dict[int, tuple[int, ...]] = {26: (1, 2, 4, 1), 38: (2, 3, 5, 2), 50: UNITS[50]}
 ROOT_WIDTH = 64  # channels of the root at width factor 1
-COARSE_STAGE = 2  # the one in which the attention of augmented units has half of the rows and columns
+COARSE_STAGE = 2  # the stage, from 1, in which the attention of augmented units has half of the rows and columns
 NEIGHBOURS = 4  # places on one side of a query of stand-alone attention, itself included
 
 
@@ -41,10 +41,11 @@ class BitSpec:
 
     family: ClassVar = "BiT"
     stages: tuple[int, ...] = UNITS[50]  # units in each
-    width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many
-    # Of the two forms by the same authors, the released one, or that of the hybrids and of big_vision's recipes; or the
-    # latter with attention for each 3x3 convolution, along columns and rows (D.6) or in neighbourhoods (1906.05909), or
-    # beside those of all stages but the first (1904.09925).
+    width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many channels
+    # Of the authors' two forms, pre_activation is the released one; post_activation is that of the hybrids and of
+    # big_vision's recipes. The others are post_activation with attention. In place of each 3x3 convolution, axial has
+    # attention along columns and rows (D.6), and stand_alone in neighbourhoods (1906.05909). augmented has attention
+    # beside the 3x3 convolutions of all stages but the first (1904.09925).
     unit: UnitKind = "pre_activation"
     se_reduction: int = 0  # of squeeze-and-excitation (1709.01507), channels to a hidden unit; 0: none
     root: RootKind = "convolution"  # attention: the stem of stand-alone attention
@@ -94,7 +95,7 @@ class BitSpec:
         return self.unit in ("axial", "augmented")
 
     def check_images(self, size: tuple[int, ...]) -> None:
-        """Raises UserError for images of a (height, width) that the parameters are not for."""
+        """Raises UserError if the parameters do not fit images of the size (height, width)."""
         if self.has_sized_parameters and size != self.image_size:
             given, own = ("{}x{}".format(*each) for each in (size, self.image_size))
             raise UserError(
@@ -103,12 +104,15 @@ class BitSpec:
             )
 
     def line_length(self, stage: int, unit: int, axis: int) -> int:
-        """Returns the positions on an axis (0: height, 1: width) of the feature map that a unit attends to.
+        """Returns the length L of an axis for which a unit has positions: 2 L - 1 offsets.
+
+        That is the length of the feature map that the unit attends to, or `NEIGHBOURS` for stand-alone attention.
 
         Args:
-            stage: from 1.
-            unit: from 1; the first of a stage has its stride after the attention, but in augmented units before it.
-            axis: of the map.
+            stage: the number of the stage, from 1.
+            unit: the number of the unit in its stage, from 1. The first unit has the stride of the stage: axial units
+                attend before it, augmented units after it.
+            axis: 0: height, 1: width.
         """
         if self.unit == "stand_alone":
             return NEIGHBOURS
@@ -120,18 +124,18 @@ class BitSpec:
 
     @property
     def traits(self) -> list[str]:
-        """What else distinguishes the model, in words."""
+        """Phrases for people to read that describe the units and the parts that no BiT has."""
         return [f"{self.unit} units", *self.later_parts]
 
     @property
     def later_parts(self) -> list[str]:
-        """Parts that no BiT has, in words."""
+        """The parts that no BiT has, besides its units, as phrases."""
         squeezed = [f"squeeze-and-excitation (reduction {self.se_reduction})"] if self.se_reduction else []
         return squeezed + (["an attention stem"] if self.root == "attention" else [])
 
     @property
     def tile(self) -> int:
-        """The pixels on a side of which images must be a multiple."""
+        """The number of pixels of which both sides of an image must be a multiple."""
         return 4 if self.root == "attention" else 1
 
     @property
@@ -146,23 +150,23 @@ class BitSpec:
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Dimension of a parameter -> its size, where a mesh axis must divide it."""
+        """Dimension of the parameters that a mesh axis must divide -> its size: there are none."""
         return {}
 
     @property
     def canonical(self) -> "BitSpec":
-        """The spec without values that say what is so anyway."""
+        """The spec with the default `border` where the field changes nothing, so that equal models have equal specs."""
         pooled = self.unit == "pre_activation" and self.root == "convolution"
         return self if pooled else replace(self, border="zeros")
 
     @property
     def quick_to_trace(self) -> "BitSpec":
-        """The spec, of those with the same parameters, whose trace takes the least time."""
+        """A spec with the same parameters that is traced quickly: this one."""
         return self
 
 
 def resnets() -> dict[str, dict[str, Any]]:
-    """Returns the fields that each name of a ResNet with attention, or squeeze-and-excitation, stands for."""
+    """Returns name -> the fields it stands for, of the ResNets with attention or with squeeze-and-excitation."""
     kinds: dict[str, tuple[dict[int, tuple[int, ...]], dict[str, Any]]] = {
         "AxialResNet": (UNITS, {"unit": "axial"}),
         "SASA-ResNet": (STAND_ALONE_UNITS, {"unit": "stand_alone"}),
@@ -177,12 +181,14 @@ def resnets() -> dict[str, dict[str, Any]]:
 
 
 def bit_names() -> list[str]:
-    """Returns the names of BiTs, for suggestions, and of the other ResNets."""
+    """Returns the names to suggest for a mistyped one: those of common BiTs and of all other ResNets."""
     return [*(f"BiT-R{layers}x{factor}" for layers in UNITS for factor in (1, 2, 3, 4)), *resnets()]
 
 
 def bit_fields(name: str) -> dict[str, Any]:
-    """Returns the fields of a name: `BiT-R<layers>x<width factor>`; one of `resnets`; or `BiT`, whose size is None.
+    """Returns the fields that a name stands for: `BiT-R<layers>x<width factor>`, a name of `resnets`, or `BiT`.
+
+    The fields of `BiT`, which states no size, are None.
 
     Raises:
         UserError: no BiT has this name.
@@ -199,7 +205,7 @@ def bit_fields(name: str) -> dict[str, Any]:
 
 
 def bit_name(values: dict[str, Any]) -> str:
-    """Returns the name of the models with these values of the fields; `BiT` if none has it."""
+    """Returns the name that stands for these values of the fields; `BiT` if no name does."""
     for name, fields in resnets().items():
         if all(values.get(field) == value for field, value in fields.items()):
             return name

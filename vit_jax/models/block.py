@@ -35,7 +35,7 @@ WeightsInLines: TypeAlias = Float[Array, "batch lines heads queries keys"]
 
 
 def shared_positions(encoder: nn.Module, spec: ModelSpec) -> PositionTable | RelativeTable | None:
-    """Returns the positions that all blocks share, parameters of the encoder, if they do."""
+    """Returns the positions that all blocks share, which are parameters of the encoder; None: they share none."""
     if spec.position.owner != "encoder":
         return None
     return relative_table(encoder.param, spec) if spec.adds_scores else _gathered_positions(encoder, spec)
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x: the rows of all images.
-            relative: the relative positions that all blocks share, if they do.
+            relative: the relative positions that all blocks share; None: they share none.
         """
         spec = self.spec
         shape = (spec.width, 3, spec.attention.num_heads, spec.head_dim)
@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
         return OutProjection(spec, name="out")(attended), weights
 
     def _scores(self, relative: RelativeTable | None) -> Scores | None:
-        """Returns what is added to the scores of the attention; None: nothing."""
+        """Returns the function that gives what is added to the scores of the attention; None: nothing is added."""
         if not self.spec.adds_scores:
             return None
         return scores_of_offsets(self.spec, relative_table(self.param, self.spec) if relative is None else relative)
@@ -112,12 +112,12 @@ class SelfAttention(nn.Module):
 
 class Block(nn.Module):
     """z' = attention(norm(z)) + z, then mlp(norm(z')) + z'; with LayerScale, each channel of both branches has a factor
-    (arXiv 2103.17239, equation 4). Trains if a `dropout` random stream is given.
+    (arXiv 2103.17239, equation 4). Dropout and stochastic depth are active if a `dropout` random stream is given.
     """
 
     spec: ModelSpec
     packing: Packing  # of the rows
-    lines: int = 1  # of an image, each of which is an image to the packing
+    lines: int = 1  # in each image; the packing treats every line as an image
 
     @nn.compact
     def __call__(
@@ -131,7 +131,7 @@ class Block(nn.Module):
         Args:
             x: the rows of all images.
             drop_rate: probability with which stochastic depth drops each of this block's branches.
-            shared: the positions that all blocks share, if they do.
+            shared: the positions that all blocks share; None: they share none.
         """
         spec, packing = self.spec, self.packing
         x = self.add_positions(x, shared)
@@ -144,7 +144,7 @@ class Block(nn.Module):
         return constrain(x, ("batch", "width")), weights
 
     def add_positions(self, x: Rows, shared: PositionTable | RelativeTable | None) -> Rows:
-        """Returns the rows with the positions that are added to the input of this block, if there are any."""
+        """Returns the rows plus the positions of the block's input; unchanged with `position_place=stem`."""
         if self.spec.position.place == "stem":
             return x
         table = _gathered_positions(self, self.spec) if shared is None else shared
@@ -161,7 +161,9 @@ class Block(nn.Module):
         return (branch.astype(jnp.float32) * factors).astype(branch.dtype)
 
     def drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
-        """Returns the branch, zero for images drawn with probability `rate`, else divided by 1 - rate."""
+        """Returns the branch after stochastic depth: zero for images drawn with probability `rate`, for the others
+        divided by 1 - rate. Outside training the branch is unchanged.
+        """
         if not self.spec.block.stochastic_depth or not self.has_rng("dropout"):
             return branch
         keep, lines = 1.0 - rate, len(branch) // self.packing.rows * self.packing.images
@@ -171,8 +173,8 @@ class Block(nn.Module):
 
 
 class AxialBlock(nn.Module):
-    """Two blocks in the place of one (Axial-ViT, appendix D.6): in the first each patch attends to those of its row, in
-    the second to those of its column.
+    """Two blocks in the place of one (Axial-ViT, appendix D.6). In the first, each patch attends to the patches of its
+    row. In the second, it attends to the patches of its column.
     """
 
     spec: ModelSpec
@@ -182,13 +184,14 @@ class AxialBlock(nn.Module):
     def __call__(
         self, x: Rows, drop_rate: float | Float[Array, ""] = 0.0, shared: None = None
     ) -> tuple[Rows, AttentionWeights]:
-        """Returns the rows and the attention weights between all patches: of the heads of the first block, then of the
-        second's.
+        """Returns the rows and the attention weights between all patches, [batch, 2 x heads, patches, patches].
+
+        The heads of the first block come before those of the second. Weights between patches that share no line are 0.
 
         Args:
             x: the rows of all images.
-            drop_rate: of both blocks; see `Block`.
-            shared: nothing.
+            drop_rate: the rate of stochastic depth in both blocks; see `Block`.
+            shared: always None, as axial blocks share no positions.
         """
         rows, columns = self.spec.grid
         x = self.packing.unpack(x).reshape(-1, rows, columns, x.shape[-1])
@@ -202,7 +205,11 @@ class AxialBlock(nn.Module):
         return self.packing.pack(x.swapaxes(1, 2).reshape(len(x), rows * columns, -1)), whole
 
     def _attend(self, x: Lines, drop_rate: float | Float[Array, ""], name: str) -> tuple[Lines, WeightsInLines]:
-        """Returns what a block makes of lines [batch, lines, patches, width], each an image of its own."""
+        """Applies a block to lines [batch, lines, patches, width], each of which it treats as an image.
+
+        Returns:
+            The lines, and the attention weights within each line.
+        """
         lines, patches, width = x.shape[1:]
         heads, images = local_size("heads", self.spec.attention.num_heads), local_size("batch", len(x))
         packing = choose_packing(self.spec.attention.kind, patches, heads, images * lines)

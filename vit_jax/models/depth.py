@@ -5,7 +5,7 @@ import re
 from vit_jax import UserError, refuse, tree
 from vit_jax.tree import ArrayTree
 
-STACK = "encoder/blocks/"  # what the names of stacked parameters begin with: [depth, ...], a row for each block
+STACK = "encoder/blocks/"  # how the names of stacked parameters [depth, ...] begin, which have a row for each block
 _HEAD = re.compile("(distilled_)?head/.*")
 _AFTER = re.compile(f"(encoder/norm|map_head|pooled_norm|pre_logits)/.*|{_HEAD.pattern}")
 
@@ -16,15 +16,15 @@ def is_stacked(name: str) -> bool:
 
 
 def is_head(name: str) -> bool:
-    """Returns whether a parameter is one of a classifier."""
+    """Returns whether a parameter belongs to a classifier."""
     return _HEAD.fullmatch(name) is not None
 
 
 def is_before_blocks(name: str) -> bool:
     """Returns whether a parameter acts before the first block, or in all of them alike.
 
-    That are the patch projection, a hybrid's ResNet, the class token, registers, the [mask] embedding, the positions
-    that no block has for itself, and a LayerNorm before the blocks.
+    These are the patch projection, a hybrid's ResNet, the class token, registers, the [mask] embedding, a LayerNorm
+    before the blocks, and the positions, unless each block has its own.
     """
     return not is_stacked(name) and not _AFTER.fullmatch(name)
 
@@ -35,21 +35,22 @@ def block_name(name: str, block: int) -> str:
 
 
 def count_blocks(params: ArrayTree) -> int:
-    """Returns the number of blocks whose parameters are there."""
+    """Returns the number of blocks in the parameters: the rows of their stacks; 0: there are none."""
     return next((leaf.shape[0] for name, leaf in tree.flatten(params).items() if is_stacked(name)), 0)
 
 
 def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay: float) -> None:
-    """Checks what a configuration says of blocks.
+    """Checks the fields of a configuration that count blocks.
 
     Args:
-        model: its name.
-        depth: the number of its blocks; None: it has none.
+        model: the name of the model.
+        depth: the number of its blocks; None: it has no blocks.
         frozen_blocks: `optim.frozen_blocks`.
         layer_decay: `optim.layer_decay`.
 
     Raises:
-        UserError: the model has no blocks, or fewer than are frozen; or rates fall with depth and all are frozen.
+        UserError: a field counts blocks but the model has none; more blocks are frozen than it has; or all blocks are
+            frozen, so that `layer_decay` changes nothing.
     """
     if depth is None and (frozen_blocks or layer_decay != 1):
         raise UserError(

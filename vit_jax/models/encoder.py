@@ -25,8 +25,9 @@ _ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns
 # Rate of stochastic depth in the first block, as a share of that in the last one; linear between them.
 STOCHASTIC_DEPTHS: dict[DepthSchedule, float] = {"linear": 0.0, "constant": 1.0}
 
-# What the backward pass need not compute again, from all to nothing; names are those of `checkpoint_name`. For a token
-# and a block with an MLP of 4 widths, `dots` keeps 10 widths beside the block's input, then 5, 1 and 0.
+# What is kept for the backward pass, which need not compute it again: from everything to nothing. Names are those of
+# `checkpoint_name`. For a token and a block whose MLP has 4 times the width, `dots` keeps 10 widths besides the block's
+# input, `mlp` 5, `attention` 1 and `full` 0.
 REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
     "none": _POLICIES.everything_saveable,
     "dots": _POLICIES.save_from_both_policies(
@@ -39,8 +40,10 @@ REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
 
 
 class Encoder(nn.Module):
-    """Blocks, then a LayerNorm (equation 4), unless that follows the pooling; another before them with `pre_norm`. The
-    parameters of the blocks have a leading layer axis.
+    """The blocks, then a LayerNorm (equation 4). The parameters of the blocks have a leading layer axis.
+
+    With `final_norm=pooled` there is no LayerNorm after the blocks, because it follows the pooling. With `pre_norm`
+    there is another one before them.
     """
 
     spec: ModelSpec
@@ -51,13 +54,13 @@ class Encoder(nn.Module):
 
         Args:
             x: the rows of all images.
-            packing: what the rows hold.
-            capture: further intermediates to return.
+            packing: the packing of these rows.
+            capture: the names of further intermediates to return.
 
         Returns:
             tokens: [batch, tokens, width].
-            out: `blocks`, each block's tokens [depth, batch, tokens, width]; if captured, `attention`, the weights
-                [depth, batch, heads, tokens, tokens] in float32; of axial blocks, twice as many heads.
+            out: `blocks`, each block's tokens [depth, batch, tokens, width]. If captured, also `attention`, the float32
+                weights [depth, batch, heads, tokens, tokens], where axial blocks have twice as many heads.
         """
         spec = self.spec
         # Applied to one layer's slice of the stacked parameters.
@@ -87,7 +90,7 @@ class Encoder(nn.Module):
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, name="norm")(x), out
 
     def _stacks(self) -> tuple[ArrayTree, ...]:
-        """Returns the parameters of the blocks: one stack, or those one after another that training has split.
+        """Returns the parameters of the blocks as one stack, or as the consecutive stacks into which training split it.
 
         Adapters may stand beside the kernels.
         """
@@ -131,9 +134,10 @@ def _run_unrolled(
 
 
 def _split(stacked: Array, dtype: DTypeLike) -> list[Array]:
-    """Returns the parameter of each layer.
+    """Returns the parameter of each layer, cast to `dtype`.
 
-    Those that are cast become arrays of their own: TPUs then move each to the chip's fast memory before its product.
+    If that changes the dtype, each layer stays an array of its own. TPUs then move it to the chip's fast memory before
+    its product.
     """
     # The gradient of a split is one concatenation; that of indexing would be a sum of layers padded with zeros.
     layers = [part[0].astype(dtype) for part in jax.lax.split(stacked, (1,) * len(stacked))]

@@ -59,7 +59,7 @@ class AttentionPooling(nn.Module):
 
 
 def pool_by_attention(spec: ModelSpec, x: Tokens) -> Pooled:
-    """Returns what `AttentionPooling` does, a part of the calling module."""
+    """Returns the result of `AttentionPooling`, which becomes the submodule `map_head` of the calling module."""
     return AttentionPooling(spec, name="map_head")(x)
 
 

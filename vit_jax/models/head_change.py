@@ -18,9 +18,9 @@ class HeadChange(NamedTuple):
     """The norms and the rotation of queries and keys.
 
     Attributes:
-        norms: scale and bias of the norms of queries and of keys; empty: there are none.
-        epsilon: of the norms.
-        angles: of the rotation; None: there is none.
+        norms: scale and bias of the queries' norm, then of the keys'; empty: there are no norms.
+        epsilon: the epsilon of the norms.
+        angles: the angles of the rotation; None: there is no rotation.
     """
 
     norms: tuple[NormParameters, ...] = ()
@@ -28,7 +28,7 @@ class HeadChange(NamedTuple):
     angles: Angles | None = None
 
     def __call__(self, qkv: QKV) -> QKV:
-        """Returns the changed queries and keys, and the values."""
+        """Returns the changed queries and keys, and the unchanged values."""
         changed = [qkv[:, :, part] for part in range(2)]
         if self.norms:
             pairs = zip(changed, self.norms, strict=True)
@@ -38,9 +38,9 @@ class HeadChange(NamedTuple):
         return jnp.stack([*changed, qkv[:, :, 2]], axis=2)
 
     def centred(self, x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
-        """Returns a kernel or bias of the projection with which the mean of queries and keys is zero in each head.
+        """Returns a kernel or bias of the projection that makes the mean of queries and keys zero in each head.
 
-        Their LayerNorm then subtracts no mean.
+        Their LayerNorm then need not subtract a mean. Without norms, `x` is returned as it is.
         """
         if not self.norms:
             return x
@@ -55,17 +55,17 @@ class HeadChange(NamedTuple):
 
     @property
     def norm_rows(self) -> Float[Array, "rows head_dim"]:
-        """Scale and bias of queries, then of keys; no rows where there are no norms."""
+        """Four rows: scale and bias of the queries' norm, then of the keys'. There are no rows without norms."""
         return jnp.stack([each for norm in self.norms for each in norm]) if self.norms else jnp.zeros((0, 1))
 
     def tables(self, norm_rows: jax.Array, packing: Packing, heads: int, head_dim: int) -> tuple[jax.Array, ...]:
-        """Returns the tables of the kernel.
+        """Returns the tables that the attention kernel needs, see `kernels.QKChange.num_tables`.
 
         Args:
             norm_rows: scale and bias, as the property of this name returns them.
-            packing: what the rows hold.
-            heads: on one device.
-            head_dim: channels of a head.
+            packing: the packing of the rows of queries and keys.
+            heads: the number of heads on one device.
+            head_dim: the channels of a head.
         """
         repeats = lanes_of_heads(head_dim, heads * head_dim) // head_dim
         tables = [jnp.tile(norm_rows, (1, repeats))] if self.norms else []

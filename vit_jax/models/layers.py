@@ -47,10 +47,10 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 @jax.custom_vjp
 def product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs ..."]) -> Float[Array, "..."]:
-    """Returns the sum over the inputs of `x` times `kernel`, [*rows, *outputs], computed in the dtype of `x`.
+    """Returns the product of `x` and `kernel`, summed over the inputs: [*rows, *outputs] in the dtype of `x`.
 
-    The gradient of the kernel is computed, and then exchanged, in the kernel's own dtype: that of a float32 kernel is
-    never rounded to bfloat16. Only reverse-mode differentiation works.
+    The gradient of the kernel is computed, and then exchanged between devices, in the kernel's own dtype. So the
+    gradient of a float32 kernel is never rounded to bfloat16. Only reverse-mode differentiation works.
     """
     return _product_forward(x, kernel)[0]
 
@@ -74,10 +74,10 @@ product.defvjp(_product_forward, _product_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def as_matrix(kernel: Float[Array, "..."], outputs: int) -> Float[Array, "inputs outputs"]:
-    """Returns a kernel as a matrix with that many columns.
+    """Returns a kernel reshaped to a matrix with `outputs` columns.
 
-    Its gradient is computed as that matrix: otherwise the TPUs' compiler computes it in the kernel's own layout in
-    memory, for which it first transposes an activation.
+    The gradient is computed as a matrix of this shape too. Otherwise the TPUs' compiler computes the gradient in the
+    kernel's own layout in memory, for which it first transposes an activation.
     """
     return kernel.reshape(-1, outputs)
 
@@ -95,7 +95,7 @@ as_matrix.defvjp(_as_matrix_forward, _as_matrix_backward)
 
 @jax.custom_vjp
 def narrowing_product(x: Wide, kernel: Kernel) -> Narrow:
-    """Returns `product(x, kernel)`; on CPUs, XLA then computes the kernel's gradient in two thirds of the time."""
+    """Returns `product(x, kernel)`, but on CPUs XLA computes the gradient of the kernel in two thirds of the time."""
     return _product_forward(x, kernel)[0]
 
 
@@ -145,10 +145,10 @@ def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
     """Returns the last layer of a model, in float32.
 
     Args:
-        num_classes: of the logits.
-        std: standard deviation of the initial kernel; 0: it starts at zero.
-        bias: the initial one.
-        name: of the layer.
+        num_classes: the number of logits.
+        std: the standard deviation of the initial kernel; 0: the kernel starts at zero.
+        bias: the initial value of the bias.
+        name: the name of the layer.
     """
     kernel_init = nn.initializers.normal(std) if std else nn.initializers.zeros
     return Dense(num_classes, ("width", "classes"), "float32", kernel_init, nn.initializers.constant(bias), name=name)
@@ -177,7 +177,7 @@ class NormOfHeads(nn.Module):
 
 
 def norm_parameters(module: nn.Module, width: int) -> NormParameters:
-    """Returns scale and bias of a module that is a LayerNorm: at first 1 and 0."""
+    """Returns the parameters `scale` and `bias` of a module that is a LayerNorm; they start at 1 and 0."""
     scale = module.param("scale", nn.initializers.ones, (width,))
     return scale, module.param("bias", nn.initializers.zeros, (width,))
 
@@ -216,7 +216,8 @@ layer_norm.defvjp(_norm_forward, _norm_backward)
 def dropout(module: nn.Module, x: Rows, packing: Packing) -> Rows:
     """Returns `x` after dropout at the rate of the module's spec, if the module has a `dropout` random stream.
 
-    What is dropped depends on the image and its token, and not on the packing, which depends on the devices.
+    The mask is drawn for the tokens of the images and packed afterwards. So it does not depend on the packing, which
+    differs between devices.
     """
     keep = 1.0 - module.spec.block.dropout_rate
     if keep == 1.0 or not module.has_rng("dropout"):

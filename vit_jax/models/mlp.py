@@ -27,12 +27,12 @@ class Widening(NamedTuple):
 
     activate: Callable[[Float[Array, "..."]], Hidden]
     name: str = "dense1"  # of the layer
-    parts: tuple[int, ...] = ()  # projections of the same rows, stacked before the hidden channels
+    parts: tuple[int, ...] = ()  # (projections,), an axis before the hidden channels; (): a single one, no axis
     dimensions: tuple[str, ...] = ("width", "mlp")  # of the kernel
 
     @property
     def kernel_init(self) -> nn.initializers.Initializer:
-        """Draws a kernel; each projection with its own fans."""
+        """The initializer of the kernel. It draws each projection with the fans of that projection."""
         return nn.initializers.xavier_uniform(0, -1, batch_axis=tuple(range(1, 1 + len(self.parts))))
 
 
@@ -67,7 +67,7 @@ class Mlp(nn.Module):
 
 
 class ShardMapMlp(nn.Module):
-    """The same with explicit communication: the kernels are gathered, and the partial outputs summed."""
+    """`Mlp` with explicit communication: the kernels are gathered, and the partial outputs summed."""
 
     spec: ModelSpec
     packing: Packing  # of the rows

@@ -31,19 +31,25 @@ class Model:
     name: str  # as `create` takes it
     spec: Spec
     preprocess: str | None = None  # the pipe of operations that prepares its images
-    class_names: tuple[str, ...] | None = None  # of the logits, in order
-    loss: str = "softmax"  # of its training: the function that turns logits into probabilities
+    class_names: tuple[str, ...] | None = None  # the names of the logits, in order
+    loss: str = "softmax"  # of its training, softmax or sigmoid; the same function turns logits into probabilities
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the name does not say, by flat keyword: `create(model.name, **model.fields).spec == model.spec`."""
+        """The fields of the spec whose values differ from those that the name stands for, by flat keyword.
+
+        `create(model.name, **model.fields).spec == model.spec`.
+        """
         # Without a size in the name, its fields are None.
         named = flatten_spec(default_spec(self.name)) | named_fields(self.name)
         return {name: value for name, value in self.values.items() if value != named[name]}
 
     @property
     def resized(self) -> dict[str, tuple[Any, Any]]:
-        """The fields of the size that are not as the name says: (by the name, in the spec)."""
+        """The changed fields of the size: field -> (the value that the name stands for, the value in the spec).
+
+        Fields for which the name states no value are left out.
+        """
         named = named_fields(self.name)
         sizes = {field: (named.get(field), size) for field, size in self.spec.sizes.items()}
         return {field: pair for field, pair in sizes.items() if pair[0] not in (None, pair[1])}
@@ -54,7 +60,7 @@ class Model:
         return flatten_spec(self.spec)
 
     def field(self, name: str) -> Any:
-        """Returns a field of the spec by its flat keyword; None if it is one of the other kind of model."""
+        """Returns the value of a field of the spec, given by flat keyword; None if the spec has no such field."""
         return self.values.get(name)
 
     def choices(self, name: str) -> tuple[str, ...]:
@@ -68,7 +74,7 @@ class Model:
 
     @property
     def kernel(self) -> AttentionKind | None:
-        """The implementation of its attention, if it is one that a chip may execute wrongly."""
+        """The implementation of attention if a chip may execute it wrongly (`fused` and `cudnn`), otherwise None."""
         kind = self.field("attention")
         return kind if kind in KERNELS else None
 
@@ -77,26 +83,29 @@ class Model:
         """The spec of a ViT.
 
         Raises:
-            UserError: the model is none.
+            UserError: the model is not a ViT.
         """
         if not isinstance(self.spec, ModelSpec):
             raise UserError(f"{self.name} is not a ViT: it has no attention and no patches.")
         return self.spec
 
     def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
-        """Returns the model with the fastest attention for a kind of device, if it is `auto`.
+        """Returns the model with the fastest attention for a kind of device in place of `auto`.
+
+        Any other model is returned unchanged, and so is one with an attention pattern.
 
         Args:
-            device_kind: as JAX names it.
-            images: on one device, in one part of the batch.
-            tensor: devices over which the heads are split.
+            device_kind: the kind of device, as JAX names it.
+            images: the number of images that one device computes at a time, in one of the `accum_steps` parts of a
+                batch.
+            tensor: the number of devices over which the heads are split.
         """
         if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto" or self.spec.attention.is_sparse:
             return self
         return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
 
     def with_attention(self, kind: AttentionKind) -> "Model":
-        """Returns the same model with another implementation of attention, if it has attention."""
+        """Returns the same ViT with another implementation of attention; a BiT is returned unchanged."""
         return self.with_fields(attention=kind) if isinstance(self.spec, ModelSpec) else self
 
     def with_fields(self, **fields: Any) -> "Model":
@@ -124,25 +133,28 @@ class Model:
         capture: tuple[str, ...] = (),
         masked: Bool[Array | np.ndarray, "batch patches"] | None = None,
     ) -> tuple[Float[Array, "batch *patches classes"], dict[str, Array]]:
-        """Returns logits and intermediates. What a jitted caller does not return costs nothing.
+        """Returns logits and intermediates. An intermediate that a jitted caller does not return costs nothing.
 
         Args:
             params: parameters in the layout of `init`.
             images: values in [-1, 1].
             dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
-            capture: further intermediates to return: "attention" of a ViT.
-            masked: patches, in raster order, in whose place the [mask] embedding stands; of a model with head=patches.
+            capture: the names of further intermediates to return; "attention" is the only one, and only a ViT has it.
+            masked: the patches, in raster order, that the [mask] embedding replaces; only with head=patches.
 
         Returns:
-            logits: float32 [batch, classes]; without a classifier (num_classes=0) the pooled representation; with
-                head=patches [batch, patches, outputs], and `pre_logits` is the pooled representation.
-            out: `pre_logits`, the classifier's float32 input [batch, width], or [batch, representation_size]; `tokens`
-                [batch, tokens, width] after the encoder's norm; `blocks`, each block's output [depth, batch, tokens,
-                width]; if captured `attention`, float32 weights [depth, batch, heads, tokens, tokens], of an Axial-ViT
-                first those of the heads along rows, then along columns. A class token is row 0 of the tokens. With
-                distilled_head, `head_logits` [batch, 2, classes], of which the logits are the mean. Of a BiT:
-                `pre_logits`; `root` and `stage1`, `stage2`, ..., the output of each [batch, rows, columns, channels];
-                `tokens` [batch, positions, channels], of which `pre_logits` is the mean.
+            logits: float32 [batch, classes]. Without a classifier (num_classes=0) they are the pooled representation.
+                With head=patches they are [batch, patches, outputs].
+            out: the intermediates by name. A ViT has:
+                `pre_logits`: the classifier's float32 input [batch, width] or [batch, representation_size]; with
+                    pooling=token_gap [batch, 2 x width]; with head=patches the pooled representation.
+                `tokens`: [batch, tokens, width] after the encoder's norm. A class token is row 0.
+                `blocks`: the output of each block [depth, batch, tokens, width].
+                `attention`: float32 weights [depth, batch, heads, tokens, tokens], only if captured. An Axial-ViT has
+                    twice as many heads here: first those along rows, then those along columns.
+                `head_logits`: [batch, 2, classes], only with distilled_head. The logits are the mean of these two.
+                A BiT has `root`, `stage1`, `stage2`, ..., the output of each [batch, rows, columns, channels];
+                `tokens` [batch, positions, channels]; and their mean over the positions, `pre_logits`.
 
         Raises:
             UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
@@ -174,15 +186,20 @@ def create(
     `create("ViT/16", width=512, depth=8, mlp_dim=2048, num_heads=8)`.
 
     Args:
-        name: `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`; for a hybrid of `variants.HYBRIDS`
-            with `R50+`, `R26+` or `R+` before it; or `ViT/<patch size>`, then with width, depth, mlp_dim and num_heads.
-            `Axial-` before a ViT makes an Axial-ViT. Or `BiT-R<layers>x<width factor>`, with layers of
-            `bit_spec.UNITS`, or one of `bit_spec.resnets`; or `BiT`, then with stages and width.
+        name: one of these forms:
+            `ViT-<size>/<patch size in pixels>`, with a size of `variants.SIZES`;
+            `R50+`, `R26+` or `R+` before such a name, for a hybrid of `variants.HYBRIDS`;
+            `ViT/<patch size>`, which needs the fields width, depth, mlp_dim and num_heads;
+            `Axial-` before a ViT that is no hybrid, for an Axial-ViT;
+            `BiT-R<layers>x<width factor>`, with layers of `bit_spec.UNITS`;
+            a name of `bit_spec.resnets`;
+            `BiT`, which needs the fields stages and width.
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.
-        **fields: flat keywords of `ModelSpec` and its parts, or of `BitSpec`; None means the value that the name stands
-            for. A field of the other kind of model may have its default there, as in a configuration.
+        **fields: flat keywords of `ModelSpec` and its parts, or of `BitSpec`. None means the value that the name stands
+            for. A field that only the other kind of model has is ignored if it has its default value, because a
+            configuration states the fields of both kinds.
 
     Raises:
         UserError: a name or field is unknown, or values contradict each other.

@@ -124,17 +124,20 @@ class PositionSpec:
 
     kind: PositionKind = field(default="learned", metadata={"keyword": "position"})
     resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width)
-    # Which tokens have a learned row: all; those of class token and patches; those of patches, so that the positions
-    # are added before the other tokens join.
+    # Which tokens have a learned row. all: every token. class: the class token and the patches. patches: the patches
+    # alone, as if the positions were added before the other tokens join.
     rows: PositionRows = field(default="all", metadata={"keyword": "position_rows"})
-    # Where learned positions are added (Table 8): to what the stem gives; or to the input of every block, with a table
-    # for each block, or one that all share.
+    # Where learned positions are added (Table 8). stem: to the output of the stem. blocks: to the input of every block,
+    # with a table for each block. shared: to the input of every block, with one table for all blocks.
     place: PositionPlace = field(default="stem", metadata={"keyword": "position_place"})
-    # Standard deviation of initial values: the authors' for those of the stem; the paper states none for the others.
+    # Standard deviation of the initial values. The default is the authors' for learned positions at the stem. The paper
+    # states none for other positions.
     std: float = field(default=0.02, metadata={"keyword": "position_std"})
-    # The paper does not say which relative tables there are: one for each block; for each of its heads; for the model.
+    # The paper does not say which relative tables there are. block: one for each block. head: one for each head of each
+    # block. model: one for all blocks.
     relative_tables: RelativeTables = "block"
-    # Largest offset that has a row of its own, which farther ones share; 0: all have. The paper mentions no clipping.
+    # The largest offset with a row of its own. Farther offsets share the row of the largest. 0: every offset has a row
+    # of its own. The paper mentions no clipping.
     relative_clip: int = 0
     rotary: Rotary = "none"  # axial: queries and keys of patches are rotated by row and column as well (EVA-02)
     rotary_grid: int = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not scaled
@@ -163,7 +166,7 @@ class PositionSpec:
 
     @property
     def owner(self) -> PositionOwner:
-        """What has the parameters: the whole model; all blocks together; or each block."""
+        """Which module has the parameters: the model, the encoder (all blocks share them) or each block."""
         if self.kind == "relative":
             return "encoder" if self.relative_tables == "model" else "block"
         return PLACE_OWNERS[self.place]
@@ -184,10 +187,11 @@ class AttentionSpec:
     qk_norm: bool = False  # a LayerNorm of each query and of each key, whose parameters the heads share
     # Which patches attend to which (models/attention_pattern.py). Not in the paper, whose section 2 discusses them.
     pattern: AttentionPattern = field(default="full", metadata={"keyword": "attention_pattern"})
-    window: int = field(default=0, metadata={"keyword": "attention_window"})  # patches of a block; 0: those of a row
+    # Patches of a block, on a side for local2d; 0: as many as in a row of patches.
+    window: int = field(default=0, metadata={"keyword": "attention_window"})
 
     def __post_init__(self):
-        """Raises UserError for no heads, or a window without a pattern."""
+        """Raises UserError for no heads, a window without a pattern, or local2d without a window."""
         check_least(self, 1, "num_heads")
         refuse(
             (
@@ -202,7 +206,7 @@ class AttentionSpec:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether patches attend to some of the others alone."""
+        """Whether a patch attends to some of the patches only."""
         return self.pattern != "full"
 
 
@@ -210,14 +214,16 @@ class AttentionSpec:
 class BlockSpec:
     """What is inside the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
 
-    # Of every token to all; or, as two blocks, to those of its row, then of its column (Axial-ViT, appendix D.6)
+    # standard: every token attends to all. axial: two blocks take the place of one; in the first a patch attends to its
+    # row, in the second to its column (Axial-ViT, appendix D.6).
     kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
     norm_epsilon: float = 1e-6  # of every LayerNorm
     activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
     layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
     dropout_rate: float = 0.0
     stochastic_depth: float = 0.0  # probability of dropping a branch in the last block
-    stochastic_depth_schedule: DepthSchedule = "linear"  # over the blocks: from 0 in the first; constant: in all alike
+    # Over the blocks. linear: from 0 in the first to the probability above in the last. constant: the same in all.
+    stochastic_depth_schedule: DepthSchedule = "linear"
     mlp: MlpKind = "jit"
 
     def __post_init__(self):
@@ -236,15 +242,15 @@ class HeadSpec:
     """From tokens to logits: pooling, the pre-training head's tanh layer, the linear classifier (section 3.1)."""
 
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled representation
-    # What has logits: the image, by its pooled representation; or every patch, by its token, in a model whose patches
-    # may be masked (masked patch prediction).
+    # image: one row of logits for the image, from its pooled representation. patches: one for every patch, from its
+    # token; patches of such a model may be masked (masked patch prediction).
     kind: HeadKind = field(default="image", metadata={"keyword": "head"})
     pooling: Pooling = "token"
     final_norm: FinalNorm = "tokens"  # what the last LayerNorm normalises: the tokens before the pooling, or its result
     pre_logits: bool = False
-    representation_size: int = 0  # width of the tanh layer; 0: the model's
+    representation_size: int = 0  # width of the tanh layer; 0: the model's width
     bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
-    std: float = field(default=0.0, metadata={"keyword": "head_std"})  # of the kernel's initial values
+    std: float = field(default=0.0, metadata={"keyword": "head_std"})  # standard deviation of the initial kernel
     # A second classifier, of the first register, which is then DeiT's distillation token (2012.12877). The logits are
     # the mean of both.
     distilled: bool = field(default=False, metadata={"keyword": "distilled_head"})

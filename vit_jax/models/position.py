@@ -25,16 +25,17 @@ TEMPERATURE = 10_000.0
 
 
 def learned(param: Parameter, spec: ModelSpec) -> PositionTable:
-    """Returns learned rows: `position_rows`, then one per patch in raster order (1-D)."""
+    """Returns learned rows: `position_rows` for tokens before the patches, then one per patch in raster order (1-D)."""
     tokens = spec.position_rows + math.prod(spec.grid)
     return param("position", _normal(spec), (tokens, spec.width), jnp.float32)
 
 
 def learned2d(param: Parameter, spec: ModelSpec) -> PositionTable:
-    """Returns learned positions (2-D): the first half of a patch's vector is that of its column, the second of its row.
+    """Returns learned positions (2-D). The first half of a patch's vector is that of its column, the second half that
+    of its row.
 
-    The paper does not say which position the class token has. Here each token before the patches that
-    `position_rows` includes has a learned vector of the whole width; with `position_rows=patches` none has a position.
+    The paper does not say which position the class token has. Here each token before the patches that `position_rows`
+    includes has a learned vector of the whole width. With `position_rows=patches`, none of these tokens has a position.
     """
     half, (rows, columns) = spec.width // 2, spec.grid
     x, y = (
@@ -52,8 +53,8 @@ def learned2d(param: Parameter, spec: ModelSpec) -> PositionTable:
 def sincos2d(param: Parameter, spec: ModelSpec) -> PositionTable:
     """Returns fixed sines and cosines of column and row; the rows before the patches are zero.
 
-    As in big_vision: the quarters of the width are, in this order, sin x, cos x, sin y and cos y of the
-    patch's column x and row y times frequencies falling geometrically from 1 to 1/10000. Not in the paper.
+    As in big_vision: the quarters of the width are, in this order, sin(x f), cos(x f), sin(y f) and cos(y f), for the
+    patch's column x and row y. The frequencies f fall geometrically from 1 to 1/10000. Not in the paper.
     """
     return _sinusoids(_angles(spec, spec.width // 4 - 1)[::-1], spec.position_rows)
 
@@ -61,8 +62,9 @@ def sincos2d(param: Parameter, spec: ModelSpec) -> PositionTable:
 def sincos2d_moco(param: Parameter, spec: ModelSpec) -> PositionTable:
     """Returns fixed sines and cosines of row and column; the rows before the patches are zero.
 
-    As in MoCo v3, which calls the row x: the quarters of the width are sin y, cos y, sin x and cos x, and the
-    frequencies fall from 1 towards 1/10000 without reaching it. Not in the paper.
+    As in MoCo v3, whose code calls the row x. The quarters of the width are, in this order, sin(y f), cos(y f),
+    sin(x f) and cos(x f), for the patch's row y and column x. The frequencies f fall from 1 towards 1/10000 without
+    reaching it. Not in the paper.
     """
     return _sinusoids(_angles(spec, spec.width // 4), spec.position_rows)
 
@@ -82,7 +84,10 @@ POSITIONS: dict[PositionKind, Callable[[Parameter, ModelSpec], PositionTable | N
 
 
 def table_of_tokens(param: Parameter, spec: ModelSpec) -> PositionTable | None:
-    """Returns what is added to the tokens, prefix included: tokens without a position have rows of zeros."""
+    """Returns the table that is added to all tokens, prefix included, or None if nothing is added.
+
+    Tokens without a position have rows of zeros.
+    """
     table, before = POSITIONS[spec.position.kind](param, spec), spec.position_rows
     if table is None or before == spec.prefix_rows:
         return table
@@ -90,7 +95,10 @@ def table_of_tokens(param: Parameter, spec: ModelSpec) -> PositionTable | None:
 
 
 def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
-    """Returns a learned row for every offset of a query's place from a key's, the lowest first."""
+    """Returns the learned table with a row for every offset (place of the query - place of the key), the lowest first.
+
+    With `relative_clip`, the first and the last row also stand for all offsets beyond it.
+    """
     rows = 2 * (spec.position.relative_clip or len(_placed(spec)) - 1) + 1
     init = _normal(spec)
     if spec.position.relative_tables == "head":
@@ -99,12 +107,13 @@ def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
 
 
 def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Queries], Scores]:
-    """Returns the function from queries to what is added to their scores: the product with the row of the offset.
+    """Returns a function: scaled queries -> what is added to their scores, the products with the rows of the offsets.
 
-    An embedding of the offset takes the key's place, and the scores are scaled as all are: softmax(q (k + r)ᵀ /
-    √head_dim). Places count in the raster order of the patches (1-D); the paper does not state the class token's place.
-    With `position_rows=all`, the tokens before the patches come first in this order. Nothing is added to the score of a
-    pair with a token without a place: registers with `position_rows=class`, all but the patches with `patches`.
+    So the row r of the offset is added to the key, and scaled as the key is: softmax(q (k + r)ᵀ / √head_dim). Places
+    are numbered in the raster order of the patches (1-D). The paper does not state the class token's place. With
+    `position_rows=all`, the tokens before the patches come first in this order. With `position_rows=class`, registers
+    have no place. With `position_rows=patches`, only patches have one. Nothing is added to the score of a pair if one
+    of its tokens has no place.
     """
     offsets = offset_rows(spec, table.shape[-2])
 
@@ -119,7 +128,10 @@ def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Querie
 
 
 def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:
-    """Returns the index of the table's row for each pair of tokens; `rows`, just past the end, for a pair without."""
+    """Returns the index of the table's row for each pair of tokens, in a table of `rows` rows.
+
+    A pair with a token that has no place gets the index `rows`, just past the end.
+    """
     places = _placed(spec)
     reach = (rows - 1) // 2
     indices = np.full((spec.tokens, spec.tokens), rows)
@@ -128,7 +140,7 @@ def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:
 
 
 def _placed(spec: ModelSpec) -> Int[np.ndarray, " places"]:
-    """Returns the tokens that have places, in their order."""
+    """Returns the numbers of the tokens that have places, in the order of these places."""
     return np.concatenate([np.arange(spec.position_rows), np.arange(spec.prefix_rows, spec.tokens)])
 
 
@@ -137,14 +149,18 @@ def _normal(spec: ModelSpec) -> Callable[..., Array]:
 
 
 def _angles(spec: ModelSpec, steps: int) -> Angles:
-    """Returns row and column of every patch in raster order, times a quarter of the width of frequencies, which fall
-    geometrically: the one after `steps` others is 1/10000.
+    """Returns the row and the column of every patch, in raster order, times each of width / 4 frequencies.
+
+    The frequencies fall geometrically from 1: frequency i, from 0, is 10000^(-i / steps).
     """
     places = np.mgrid[: spec.grid[0], : spec.grid[1]].reshape(2, -1, 1)
     return places * TEMPERATURE ** -(np.arange(spec.width // 4) / steps)
 
 
 def _sinusoids(angles: Angles, prefix_rows: int) -> PositionTable:
-    """Returns the sines and cosines of the angles by one axis, then by the other, below `prefix_rows` rows of zeros."""
+    """Returns a row for each patch: sines and cosines of its angles of the first axis, then those of the second.
+
+    `prefix_rows` rows of zeros come before the patches.
+    """
     patches = np.concatenate([function(angle) for angle in angles for function in (np.sin, np.cos)], axis=1)
     return jnp.asarray(np.pad(patches, ((prefix_rows, 0), (0, 0))), jnp.float32)

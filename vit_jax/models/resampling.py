@@ -52,7 +52,7 @@ def _distances(old: int, new: int) -> np.ndarray:
 
 
 def _rows_of_sum_1(matrix: np.ndarray) -> np.ndarray:
-    """Returns the matrix with each row divided by its sum: the edges cut rows off."""
+    """Returns the matrix with each row divided by its sum, as rows near the edges lack a part of their weights."""
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
@@ -94,14 +94,16 @@ def resample_positions(
 
 
 def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: str = "linear") -> dict[str, Any]:
-    """Returns parameters, by name, for another grid or size of patches: resampled are all tables of positions, and the
-    kernel that projects patches of pixels.
+    """Returns the parameters of a model for another resolution or patch size.
+
+    All tables of positions are resampled, and so is the kernel that projects patches of pixels. Other parameters are
+    returned as they are.
 
     Args:
-        params: those of `old`; further ones are allowed.
-        old: the spec of the model of `params`.
-        new: the same at another resolution or with other patches.
-        method: see `resample_positions`.
+        params: parameter name -> parameter of a model with the spec `old`; further entries are allowed.
+        old: the spec of the model.
+        new: the spec of the same model at another resolution or with another patch size.
+        method: the interpolation of positions, see `resample_positions`.
     """
     if old.tile != new.tile:
         params = dict(params) | {"embed/kernel": resize_patches(params["embed/kernel"], new.tile)}
@@ -124,17 +126,19 @@ def resample_parameters(params: Mapping[str, Any], old: Any, new: Any, method: s
 def resample_relative(table: Table, old: Any, new: Any, method: str = "linear") -> NewTable:
     """Returns a table of relative positions for another grid of patches.
 
-    An offset in raster order stands for two displacements at most, such as 1 row down, or 1 row less than the columns
-    to the left. So the table is spread over the plane of displacements; resampled there, on each axis as positions are,
-    the displacement 0 in the middle; and each new offset gets the mean over its displacements, weighted by how many
-    pairs of patches have them. Rows that only tokens before the patches use, at both ends, are unchanged. A table of
-    clipped offsets (`relative_clip`) is unchanged: its offsets count patches of the new grid.
+    An offset in raster order stands for at most two displacements (rows, columns): in a grid of 14 columns, the offset
+    13 is 13 columns to the right, or 1 row down and 1 column to the left. So the table is first spread over the plane
+    of all displacements. The plane is resampled on each axis as positions are, with the displacement 0 in the middle.
+    Each new offset then gets the mean over its displacements, weighted by the number of patch pairs that have each.
+
+    The rows at both ends, which only tokens before the patches use, are unchanged. A table of clipped offsets
+    (`relative_clip`) is unchanged: its offsets count patches of the new grid.
 
     Args:
         table: a row for every offset, the lowest first.
-        old: the spec of the model of the table.
-        new: the same at another resolution.
-        method: see `resample_positions`.
+        old: the spec of the model that the table belongs to.
+        new: the spec of the same model at another resolution.
+        method: the interpolation, see `resample_positions`.
     """
     if old.position.relative_clip:
         return table
@@ -160,7 +164,7 @@ LINE_AXES = {
 
 
 def _offsets(rows: int, columns: int) -> np.ndarray:
-    """Returns the offset in raster order of each displacement, counted from the lowest."""
+    """Returns the offset in raster order of each displacement (down, right), where the lowest offset counts as 0."""
     down, right = np.arange(1 - rows, rows), np.arange(1 - columns, columns)
     return down[:, None] * columns + right + rows * columns - 1
 

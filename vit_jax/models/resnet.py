@@ -34,10 +34,10 @@ def standardise_as_timm(kernel: Kernel) -> Kernel:
 
 
 class Epsilons(NamedTuple):
-    """What a ResNet adds to deviations and variances."""
+    """What a ResNet adds to the standard deviations of weights and to the variances of norms."""
 
-    standardise: Callable[[Kernel], Kernel]  # of the convolutions
-    norm: float  # of GroupNorm
+    standardise: Callable[[Kernel], Kernel]  # standardises the kernels of the convolutions
+    norm: float  # the epsilon of GroupNorm
 
 
 EPSILONS: dict[str, Epsilons] = {
@@ -56,7 +56,8 @@ def group_norm(
         name: name of the parameters in the calling module.
         scale: initial value of the scale.
         epsilon: added to the variance.
-        fast_variance: it is E[x²] - E[x]², which reads the feature map once less.
+        fast_variance: whether the variance is computed as E[x²] - E[x]², which reads the feature map once less, or as
+            the mean of (x - mean)².
     """
     scale_init = nn.initializers.constant(scale)
     norm = nn.GroupNorm(
@@ -90,7 +91,10 @@ class StdConv(nn.Module):
 def conv_norm(
     x: FeatureMap, filters: int, size: int, stride: int, suffix: str, epsilons: Epsilons, scale: float = 1.0
 ) -> StridedMap:
-    """Returns `x` after the convolution and the GroupNorm of this suffix; `scale` is the norm's initial scale."""
+    """Returns `x` after the convolution `conv<suffix>` and the GroupNorm `norm<suffix>` of the calling module.
+
+    `scale` is the initial scale of the norm.
+    """
     x = StdConv(filters, size, stride, standardise=epsilons.standardise, name=f"conv{suffix}")(x)
     return group_norm(x, f"norm{suffix}", scale, epsilons.norm)
 
@@ -113,8 +117,8 @@ def convolve(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
     return conv_norm(x, x.shape[-1], 3, stride, "2", epsilons)
 
 
-# What a unit computes between its 1x1 convolutions, norm included, as part of its module: of as many channels, with
-# 1 / stride of the rows and columns.
+# (feature map, stride, epsilons) -> what a unit computes between its 1x1 convolutions, norm included: as many channels,
+# 1 / stride of the rows and columns. The parameters are those of the unit's module.
 Spatial: TypeAlias = Callable[[FeatureMap, int, Epsilons], StridedMap]
 
 
@@ -176,7 +180,7 @@ class Stage(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The root, then stages; each after the first has half the rows and columns and twice the width of the last."""
+    """The root, then the stages. Each stage after the first halves the rows and columns and doubles the width."""
 
     stages: tuple[int, ...]  # units in each
     width: int  # of the root and of the first stage

@@ -1,4 +1,4 @@
-"""The stages of a ResNet, that of a hybrid or a BiT: how many units they may have, and how far they reduce images."""
+"""The stages of a ResNet, in a hybrid or a BiT: how many units they may have, and how far they reduce images."""
 
 from vit_jax import refuse
 
@@ -9,7 +9,7 @@ def check_stages(stages: tuple[int, ...], width: int, keyword: str) -> None:
     """Checks the units in each stage of a ResNet and the channels of its root, a field named `keyword`.
 
     Raises:
-        UserError: there are too many or too few, or 32 groups do not divide the channels.
+        UserError: there are too many stages or units, a stage has no unit, or 32 groups do not divide the channels.
     """
     refuse(
         (

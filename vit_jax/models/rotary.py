@@ -21,12 +21,13 @@ def none(spec: ModelSpec) -> None:
 
 
 def axial(spec: ModelSpec) -> Angles:
-    """Returns angles by row and column of the patches; those of class token and registers are zero.
+    """Returns angles by row and column of the patches. The angles of class token and registers are zero.
 
-    As in EVA-02 (arXiv 2303.11331; RoFormer, 2104.09864, equation 34, for each axis): channels 2i and 2i + 1 of a head
-    are a point that is turned by an angle. In the first half of the channels the angle is the patch's row times
-    10000^(-i / quarter), in the second half its column times the same. Where `rotary_grid` is given, rows and columns
-    of every grid go from 0 to that number.
+    As in EVA-02 (arXiv 2303.11331; RoFormer, 2104.09864, equation 34, for each axis), a pair of neighbouring channels
+    of a head is a point that is rotated by an angle. Pair i of the first half of the channels has the angle row *
+    10000^(-i / quarter), where quarter is a fourth of the head's channels. Pair i of the second half has the angle
+    column * 10000^(-i / quarter). With `rotary_grid`, rows and columns are first scaled as if the grid had that number
+    of patches on a side.
     """
     angles = axial_angles(spec.grid, spec.position.rotary_grid, spec.head_dim)
     return np.pad(angles, ((spec.prefix_rows, 0), (0, 0)))

@@ -1,9 +1,9 @@
-"""Attention in a pattern, computed from the pairs that attend, and little more.
+"""Attention in a pattern, computed for the pairs that attend and for few others.
 
-The patches are arranged in blocks, and a query has scores with the keys of its own block and of those around it:
-products with blocks that are shifted, for which no windows are gathered. The patterns of the Sparse Transformer have a
-second part, in another arrangement. One softmax goes over the scores of all parts (its "merged head"): each part gives
-sums of its own, which are put together at the end.
+The patches are arranged in blocks. A query has scores with the keys of its own block and of the blocks around it. These
+are products with shifted copies of the blocks, so that no windows are gathered. The patterns of the Sparse Transformer
+have a second part, in another arrangement. One softmax goes over the scores of all parts (the paper's "merged head"):
+each part gives sums of its own, which are put together at the end.
 """
 
 import functools
@@ -22,21 +22,32 @@ from vit_jax.models.spec import ModelSpec
 
 AnyArray: TypeAlias = Array | np.ndarray
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
-# Of queries and keys in the same blocks, -1 for what pads them.
+# (queries, keys) of the same blocks, -1 for padding -> which pairs attend.
 Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]
 MASKED = -1e30  # as a score; finite, so that a query without a key in some part gives no NaN
 
 
 class Sums(NamedTuple):
-    """What a part of the keys gives each query: sums of exponentials of scores, less the highest of them."""
+    """The sums of a softmax that each query has over one part of the keys, not yet divided.
+
+    Attributes:
+        highest: the highest score.
+        total: the sum of the exponentials of (score - highest).
+        values: the sum of the values, weighted by these exponentials.
+    """
 
     highest: Float[Array, "batch heads tokens"]
     total: Float[Array, "batch heads tokens"]
-    values: Float[Array, "batch heads tokens head_dim"]  # weighted by the exponentials
+    values: Float[Array, "batch heads tokens head_dim"]
 
 
 class Chosen(NamedTuple):
-    """The same keys for all queries, but those pairs that are masked."""
+    """A part with the same keys for all queries.
+
+    Attributes:
+        keys: the numbers of the keys.
+        mask: which pairs attend.
+    """
 
     keys: Int[np.ndarray, " keys"]
     mask: Bool[np.ndarray, "queries keys"]
@@ -48,14 +59,14 @@ class Chosen(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The keys of the query's block, and of those around it.
+    """A part with the keys of the query's block and of the blocks around it.
 
     Attributes:
-        grid: (patches,) or (rows, columns), which are padded to a multiple of the length.
-        length: of a block, along each dimension of the grid.
-        reach: how far away the other blocks are at most.
-        strides: a block is of patches a length apart, instead of a length of patches.
-        rule: which of these attend.
+        grid: (patches,) or (rows, columns). Each dimension is padded to a multiple of `length`.
+        length: the length of a block along each dimension of the grid.
+        reach: how many blocks away, along each dimension, the farthest of the other blocks is; 0: there are none.
+        strides: whether a block has the patches that are `length` apart, instead of `length` consecutive patches.
+        rule: which pairs of the queries and keys in these blocks attend.
     """
 
     grid: tuple[int, ...]
@@ -71,14 +82,17 @@ class Blocks(NamedTuple):
         return Sums(*map(self.restore, sums))
 
     def mask(self) -> Bool[np.ndarray, "... queries keys"]:
-        """Returns which pairs attend, the keys of one block around a query's after the other."""
+        """Returns which pairs attend. The keys are those of the blocks around the query's, in the order of `around`."""
         places = self.arrange(np.arange(math.prod(self.grid))[None, None], -1)
         keys = np.concatenate([one[0, 0] for one in self.around(places, -1)], axis=-1)[..., None, :]
         query = places[0, 0][..., None]
         return (query >= 0) & (keys >= 0) & self.rule(query, keys)
 
     def arrange(self, x: AnyArray, fill: int = 0) -> AnyArray:
-        """Returns [batch, heads, patches, ...] as [batch, heads, *blocks, patches of a block, ...]."""
+        """Returns [batch, heads, patches, ...] as [batch, heads, *blocks, patches of a block, ...].
+
+        The grid is padded with `fill` to whole blocks.
+        """
         library = np if isinstance(x, np.ndarray) else jnp
         lead, rest, dims = x.shape[:2], x.shape[3:], len(self.grid)
         padding = [(0, -size % self.length) for size in self.grid]
@@ -89,7 +103,7 @@ class Blocks(NamedTuple):
         return x.reshape(*x.shape[: dims + 2], -1, *rest)
 
     def restore(self, x: Array) -> Array:
-        """Returns what `arrange` was given."""
+        """Returns [batch, heads, patches, ...] from what `arrange` returned: the inverse, which drops the padding."""
         lead, rest, dims = x.shape[:2], x.shape[len(self.grid) + 3 :], len(self.grid)
         counts = [-(-size // self.length) for size in self.grid]
         split = [self.length if self.strides else count for count in counts]
@@ -104,7 +118,10 @@ class Blocks(NamedTuple):
         return [0, 1, *second, *first] if self.strides else [0, 1, *first, *second]
 
     def around(self, blocks: AnyArray, fill: int = 0) -> list[AnyArray]:
-        """Returns the blocks shifted by each distance within reach: at the place of each block those around it."""
+        """Returns a copy of the blocks for each shift within reach, `fill` beyond the border.
+
+        At the place of a block, the copies have this block and the blocks around it.
+        """
         if not self.reach:
             return [blocks]
         library, dims = np if isinstance(blocks, np.ndarray) else jnp, len(self.grid)
@@ -122,7 +139,12 @@ def _scores(query: Array, key: Array) -> Array:
 
 
 def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
-    """Returns the sums over keys of several arrays, given (scores, values) of each and a mask of all together."""
+    """Returns the sums over the keys of several arrays.
+
+    Args:
+        pairs: (scores, values) of each array.
+        mask: which pairs attend, with the keys of all arrays side by side; None: all attend.
+    """
     sizes = [scores.shape[-1] for scores, _ in pairs]
     scores = [scores for scores, _ in pairs]
     if mask is not None:
@@ -139,7 +161,7 @@ def _sum(pairs: list[tuple[Array, Array]], mask: np.ndarray | None) -> Sums:
 
 
 def pattern_parts(spec: ModelSpec) -> list[Blocks | Chosen]:
-    """Returns the parts of the keys in the pattern of a model: each pair of patches that attend is in one of them."""
+    """Returns the parts of a model's pattern. Each pair of patches that attend is in exactly one of them."""
     places, window = np.arange(spec.tokens - spec.prefix_rows), block_length(spec)
 
     def blocks(reach: int, rule: Rule, grid: tuple[int, ...] = places.shape, strides: bool = False) -> Blocks:
@@ -160,15 +182,16 @@ def pattern_parts(spec: ModelSpec) -> list[Blocks | Chosen]:
 
 
 def all_attend(query: Places, key: Places) -> Bool[np.ndarray, "..."]:
-    """Returns that all pairs attend."""
+    """Returns True for every pair: all attend."""
     return np.ones(np.broadcast_shapes(query.shape, key.shape), bool)
 
 
 def attend_in_pattern(
     spec: ModelSpec, qkv: Float[Array, "batch tokens 3 heads head_dim"]
 ) -> Float[Array, "batch tokens heads head_dim"]:
-    """Returns what each token attends to in the pattern of a model; all attend to class token and registers, and they
-    to all.
+    """Returns what each token attends to in the pattern of a model.
+
+    All tokens attend to the class token and the registers, which attend to all tokens.
     """
     query, key, value = qkv.transpose(2, 0, 3, 1, 4)
     query *= spec.head_dim**-0.5

@@ -1,4 +1,4 @@
-"""What a model is, as plain frozen values: nested here, flat keywords for users."""
+"""The specification of a ViT as frozen dataclasses. They are nested; users give all fields by flat keyword."""
 
 import math
 from dataclasses import dataclass, replace
@@ -73,7 +73,7 @@ def _check_parts(spec: "ModelSpec") -> None:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A Vision Transformer, complete. Widths are in channels."""
+    """The complete specification of a Vision Transformer. Widths are in channels."""
 
     family: ClassVar = "ViT"
     width: int = 768
@@ -87,7 +87,8 @@ class ModelSpec:
     head: HeadSpec = HeadSpec()
     # Of the activations; parameters, softmax, statistics and logits are float32.
     dtype: Dtype = "float32"
-    # Of the gradients of kernels, but not of a ResNet's, which have the activations'; auto: that of the activations.
+    # Of the gradients of kernels; auto: that of the activations. The kernels of a hybrid's ResNet are an exception:
+    # their gradients always have the dtype of the activations.
     grad_dtype: GradDtype = "auto"
     remat: Remat = "none"
     scan: bool = False
@@ -119,7 +120,7 @@ class ModelSpec:
 
     @property
     def quick_to_trace(self) -> "ModelSpec":
-        """The spec with the same parameters that is traced fastest: one block is traced, not each."""
+        """A spec with the same parameters that is traced faster: one block is traced instead of every block."""
         return replace(self, scan=True, remat="none")
 
     @property
@@ -140,12 +141,12 @@ class ModelSpec:
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """Those dimensions of the parameters whose size a mesh axis must divide -> the size."""
+        """Dimension of the parameters that a mesh axis must divide -> its size."""
         return {"heads": self.attention.num_heads, "mlp": self.mlp_dim}
 
     @property
     def traits(self) -> list[str]:
-        """What else distinguishes the model, in words."""
+        """Phrases for people to read that describe the positions, the pooling and the head."""
         head = self.head
         tanh_layer = f"a tanh layer of width {head.representation_size}" if head.representation_size else "a tanh layer"
         place = {"stem": "", "blocks": " in every block", "shared": " shared by every block"}[self.position.place]
@@ -165,43 +166,43 @@ class ModelSpec:
 
     @property
     def kernel_dtype(self) -> Dtype:
-        """The dtype of kernels' gradients; kernels are cast to it before they get that of the activations."""
+        """The dtype of the kernels' gradients. A kernel is cast to it first, and then to that of the activations."""
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
 
     @property
     def qk_change(self) -> QKChange | None:
-        """How queries and keys are normalised and rotated between their projection and the attention; None: not."""
+        """How queries and keys are changed between their projection and the attention; None: they are not changed."""
         norm, rotates = self.attention.qk_norm, self.position.rotary != "none"
         return QKChange(self.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
 
     @property
     def adds_scores(self) -> bool:
-        """Whether something is added to the scores of the attention before their softmax."""
+        """Whether relative positions are added to the scores of the attention before their softmax."""
         return self.position.kind == "relative"
 
     @property
     def has_sized_parameters(self) -> bool:
-        """Whether positions have parameters that are made for one `resolution`; true of clipped relative ones."""
+        """Whether the positions have parameters that are for one `resolution` only; True for clipped relative ones."""
         return self.position.kind in LEARNED_POSITIONS
 
     @property
     def class_rows(self) -> int:
-        """Class tokens, which come first: 1 or 0."""
+        """The number of class tokens, 1 or 0. The class token is the first token."""
         return int(self.head.pooling in CLASS_POOLINGS or self.prefix.class_token == "always")
 
     @property
     def prefix_rows(self) -> int:
-        """Tokens before those of the patches: class token and registers."""
+        """The number of tokens before the patches: the class token and the registers."""
         return self.class_rows + self.prefix.registers
 
     @property
     def position_rows(self) -> int:
-        """Rows of a table of positions before those of the patches."""
+        """The number of rows that a table of positions has for tokens before the patches."""
         return {"all": self.prefix_rows, "class": self.class_rows, "patches": 0}[self.position.rows]
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image of the size `resolution`."""
+        """The number of tokens of an image of the size `resolution`."""
         return self.prefix_rows + math.prod(self.grid)
 
     @property

@@ -1,4 +1,4 @@
-"""The fields of a model's spec, which is nested, by flat keyword: listed, and replaced by a user's values."""
+"""The fields of a nested model spec by flat keyword: how they are listed, and replaced by a user's values."""
 
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass, replace
@@ -15,12 +15,12 @@ def flatten_spec(spec: Any) -> dict[str, Any]:
 
 
 def field_words(spec: Any) -> dict[str, tuple[str, ...]]:
-    """Returns, by flat keyword, the words that a field accepts."""
+    """Returns flat keyword -> accepted words, for every field that accepts only certain words."""
     return {_keyword(one): get_args(one.type) for _, one in _declarations(spec) if get_origin(one.type) is Literal}
 
 
 def replace_fields(spec: Any, **flat: Any) -> Any:
-    """Returns a spec with fields replaced, in whichever part they are.
+    """Returns the canonical form of a spec with some fields replaced, in whichever part they are.
 
     Args:
         spec: the spec to start from.
@@ -76,7 +76,16 @@ def _keyword(declared: Field) -> str:
 
 
 def _converted(name: str, value: Any, example: Any) -> Any:
-    """Returns a value from JSON, NumPy or a config in the type of the field, which is that of `example`."""
+    """Returns the value of a field, from JSON, NumPy or a configuration, in the type of `example`.
+
+    Args:
+        name: the flat keyword of the field.
+        value: the user's value.
+        example: any valid value of the field.
+
+    Raises:
+        UserError: the value has another type, or an integer is too large.
+    """
     if hasattr(value, "tolist"):  # NumPy's
         value = value.tolist()
     if name == "resolution" and isinstance(value, tuple | list):

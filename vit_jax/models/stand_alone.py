@@ -1,8 +1,9 @@
 """Stand-alone self-attention (arXiv 1906.05909): attention in a neighbourhood for each 3x3 convolution, and a stem.
 
-A query has scores with the keys around it and no others, as the paper defines the neighbourhood; nothing stands for
-places outside of the map. The paper states neither the initial values nor whether heads share their positions: here the
-queries start smaller by the root of the head's channels, in place of a scale, and each head has positions of its own.
+As the paper defines the neighbourhood, a query has scores with the keys around it and no others. Places outside the map
+are not keys. The paper states neither the initial values nor whether heads share their positions. Here the initial
+kernel of the queries is divided by the root of the head's channels, in place of a scale of the scores, and each head
+has positions of its own.
 """
 
 from typing import Literal, NamedTuple, TypeAlias
@@ -20,7 +21,7 @@ from vit_jax.sharding import constrain
 
 HEADS, EXTENT = 8, 7  # rows and columns of a neighbourhood
 REACH = EXTENT // 2
-BLOCK, WHOLE = 8, 16  # places of a block of queries, at most; those of the longest axis that is one block
+BLOCK, WHOLE = 8, 16  # most places of a block of queries; an axis of up to `WHOLE` places is a single block
 STEM_HEADS, STEM_BLOCK, STEM_MIXTURES = 4, 4, 4
 MASKED = -1e30  # as a score; finite, as queries that only fill a block have no keys
 
@@ -33,9 +34,9 @@ class Line(NamedTuple):
     """How an axis of a map is cut into blocks of queries, each with a window of keys: the block and 3 on each side.
 
     Attributes:
-        size: places of the axis.
-        length: of a block; the last one may end outside of the map.
-        halo: keys on each side of a block; 0 if there is one block.
+        size: the number of places of the axis.
+        length: the number of places of a block; the last block may end outside the map.
+        halo: the number of keys on each side of a block; 0 if there is one block.
     """
 
     size: int
@@ -59,7 +60,13 @@ class Line(NamedTuple):
         return (keys < 0) | (keys >= self.size)
 
     def windows(self, x: Array, axis: int, halo: int) -> Array:
-        """Returns the blocks, or their windows, [..., blocks, places, ...] in place of the axis of `x`."""
+        """Returns `x` with an axis replaced by two: the blocks or windows, and the places of each.
+
+        Args:
+            x: any array; places outside it become zero.
+            axis: the axis to replace.
+            halo: the number of places to add on each side of a block: 0 for blocks, `self.halo` for windows.
+        """
         padding = [(0, 0)] * axis + [(halo, len(self.starts) * self.length - self.size + halo)]
         x = jnp.pad(x, padding + [(0, 0)] * (x.ndim - axis - 1))
         slices = [jax.lax.slice_in_dim(x, start, start + self.length + 2 * halo, axis=axis) for start in self.starts]
@@ -68,7 +75,7 @@ class Line(NamedTuple):
     def position_scores(self, query: Array, table: Table, axis: Literal["i", "j"]) -> Array:
         """Returns the products of queries with the positions of each row (i) or column (j) of their window.
 
-        Those of rows and columns that are too far are masked.
+        For rows and columns outside the query's neighbourhood, the products are replaced by `MASKED`.
         """
         positions, near = table[np.clip(self.offsets + REACH, 0, EXTENT - 1)], abs(self.offsets) <= REACH
         scores = jnp.einsum(f"nRChijd,{axis}khd->nRChijk", query, positions)
@@ -76,7 +83,7 @@ class Line(NamedTuple):
 
 
 def cut_line(size: int) -> Line:
-    """Returns how an axis of so many places is cut: into one block, or several of nearly equal length."""
+    """Returns how an axis of `size` places is cut: into one block, or several whose lengths are nearly equal."""
     if size <= WHOLE:
         return Line(size, size, 0)
     return Line(size, -(-size // -(-size // BLOCK)), REACH)
@@ -85,14 +92,16 @@ def cut_line(size: int) -> Line:
 def attend(query: PerHead, key: PerHead, value: PerHead, down: Table, across: Table) -> PerHead:
     """Returns what each place attends to in its neighbourhood: softmax(q k + q r) v, without a scale (equation 3).
 
-    Blocks of queries have their scores with a window of keys by one product: besides its channels a query has its
-    scores with each row and each column of the window, and a key has ones at its own; a last channel masks keys that
-    are not on the map.
+    One product gives the scores of a block of queries with a window of keys, because both get more channels. A query
+    gets its position scores with each row and each column of the window. A key gets a one at its own row and its own
+    column, and zeros elsewhere. A last channel masks keys that are not on the map.
 
     Args:
-        query: of all places, as `key` and `value` are.
-        down: positions of the offsets in rows from -3 to 3, which the first half of the query's channels reads.
-        across: those in columns, which the other half reads.
+        query: the queries of all places.
+        key: the keys of all places.
+        value: the values of all places.
+        down: positions of the row offsets from -3 to 3, for the first half of a query's channels.
+        across: positions of the column offsets from -3 to 3, for the second half of a query's channels.
     """
     (batch, height, width, heads, size), dtype = query.shape, query.dtype
     rows, columns = cut_line(height), cut_line(width)
@@ -122,7 +131,7 @@ class NeighbourhoodAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> FeatureMap:
-        """Returns as many channels."""
+        """Returns a feature map of the same shape."""
         *places, channels = x.shape
         size = channels // HEADS
 
@@ -141,7 +150,7 @@ class NeighbourhoodAttention(nn.Module):
 
 
 def attend_nearby(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
-    """Returns `x` after attention in neighbourhoods, the means of windows of the stride, and the norm."""
+    """Returns `x` after attention in neighbourhoods, average pooling with the stride, and a norm."""
     x = average(NeighbourhoodAttention(name="attention")(x), stride)
     return group_norm(x, "norm2", epsilon=epsilons.norm)
 
@@ -149,9 +158,9 @@ def attend_nearby(x: FeatureMap, stride: int, epsilons: Epsilons) -> StridedMap:
 class AttentionRoot(nn.Module):
     """The attention stem: attention in each block of 4x4 pixels, a norm, and the maximum over the block (appendix A.1).
 
-    Values depend on the place in the block: v = (sum_m p_m W_m) x, where p is the softmax over the mixtures of
-    (row + column) mixture, all learned. The paper leaves open how many mixtures there are, and their channels: here 4,
-    and those of a head.
+    Values depend on the place in the block: v = (sum_m p_m W_m) x. Here p_m is the softmax over m of the product
+    (row + column) · mixture_m, whose vectors of rows, columns and mixtures are learned. The paper leaves open how many
+    mixtures there are and how many channels their vectors have. Here there are 4, with as many channels as a head.
     """
 
     width: int

@@ -42,17 +42,21 @@ HYBRIDS = {
 
 
 def default_spec(name: str) -> Spec:
-    """Returns the spec that the fields of a name replace: that of a BiT or that of a ViT."""
+    """Returns the default spec of the kind of model that a name stands for: a `BitSpec` or a `ModelSpec`."""
     return BitSpec() if name.startswith(RESNETS) else ModelSpec()
 
 
 def build_spec(name: str, fields: dict[str, Any]) -> Spec:
-    """Returns the spec of a name with fields replaced, by flat keyword; None stands for the value of the name.
+    """Returns the spec that a name stands for, with some fields replaced.
 
-    A field of the other kind of model may have its default there: a configuration states the fields of both.
+    Args:
+        name: a name as in `create`.
+        fields: flat keyword -> value; None means the value that the name stands for. A field that only the other kind
+            of model has is ignored if it has its default value, because a configuration states the fields of both.
 
     Raises:
-        UserError: the name or a field is unknown, the size is open, or values contradict each other.
+        UserError: the name or a field is unknown, neither the name nor the fields state the size, a field that the
+            model does not have is changed, or values contradict each other.
     """
     start = default_spec(name)
     own, known = flatten_spec(start), flatten_spec(ModelSpec()) | flatten_spec(BitSpec())
@@ -77,7 +81,7 @@ def build_spec(name: str, fields: dict[str, Any]) -> Spec:
 
 
 def named_fields(name: str) -> dict[str, Any]:
-    """Returns the fields that a name stands for, by flat keyword; those of the size are None without one.
+    """Returns the fields that a name stands for, by flat keyword. If it states no size, those of the size are None.
 
     Raises:
         UserError: no model has this name.
@@ -101,8 +105,9 @@ def _vit_fields(name: str) -> dict[str, Any]:
 
 
 def model_name(fields: dict[str, Any]) -> str:
-    """Returns the name of the models with these fields, by flat keyword; `ViT/<patch size>` or `BiT` if no size has
-    them.
+    """Returns the name that stands for these fields, given by flat keyword.
+
+    It is `ViT/<patch size>` or `BiT` if no named model has these fields.
     """
     if "unit" in fields:
         return bit_name(fields)

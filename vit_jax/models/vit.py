@@ -25,7 +25,7 @@ Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
 def normalise(spec: ModelSpec, images: Images) -> Images:
-    """Returns images in [-1, 1] with the mean and the deviation that the model expects."""
+    """Returns images, which are given in [-1, 1], normalised by the spec's mean and standard deviation."""
     mean, std = np.array(spec.stem.mean), np.array(spec.stem.std)
     if (mean == 0.5).all() and (std == 0.5).all():
         return images
@@ -51,11 +51,14 @@ class Embed(nn.Module):
 
     spec: ModelSpec
     before: int  # empty rows before the patches
-    rows: int  # of an image, in all
+    rows: int  # of an image in all, with the empty ones
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> tuple[Tokens, Float[Array, " width"]]:
-        """Returns the projections, zero in empty rows, and the bias, which is still to be added to those of patches."""
+        """Returns the projections and their bias.
+
+        The projections are zero in empty rows. The caller still has to add the bias to the rows of the patches.
+        """
         stem, width, dtype = self.spec.stem, self.spec.width, self.spec.dtype
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
@@ -71,7 +74,7 @@ class Embed(nn.Module):
 
 
 class ViT(nn.Module):
-    """The whole model. Trains if a `dropout` random stream is given."""
+    """The whole model. Dropout and stochastic depth are active if a `dropout` random stream is given."""
 
     spec: ModelSpec
 
@@ -106,7 +109,11 @@ class ViT(nn.Module):
         return self._classify(x, out)
 
     def _sized_spec(self, images: Images) -> ModelSpec:
-        """Returns the spec with the resolution of the images."""
+        """Returns the spec with the resolution of the images.
+
+        Raises:
+            UserError: the images have another resolution than the one for which the model's parameters are made.
+        """
         size, position = images.shape[1:3], self.spec.position
         if size == position.image_size:
             return self.spec
@@ -130,7 +137,7 @@ class ViT(nn.Module):
         return rows
 
     def _mask(self, x: Tokens, masked: Bool[Array, "batch patches"] | None, before: int) -> Tokens:
-        """Returns the embeddings of patches, after rows `before` them, with [mask] in the place of those masked."""
+        """Returns the rows with the [mask] embedding in place of masked patches, which start at row `before`."""
         mask = self.param("mask", nn.initializers.zeros, (self.spec.width,))
         if masked is None:
             return x

@@ -1,4 +1,4 @@
-"""What the paper states."""
+"""The numbers that the paper states."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The numbers of the paper's Tables 2, 5, 6 and 9, and which weights they are of; what its pre-training took."""
+"""The numbers of the paper's Tables 2, 5, 6 and 9, the weights that they belong to, and the cost of pre-training."""
 
 import csv
 import dataclasses
@@ -16,14 +16,15 @@ class PaperNumber:
     """An accuracy after fine-tuning, as the paper states it.
 
     Attributes:
-        table: its number.
-        pretraining: jft, imagenet21k, imagenet2012 or noisy_student.
-        model: its name.
-        dataset: its TFDS name; imagenet2012_real for ReaL; vtab:TASK, or vtab for the mean of the 19 tasks.
-        accuracy: in percent.
-        std: its standard deviation; None: not stated.
-        epochs: of pre-training, where the table has several runs of a model.
-        decimals: that are stated.
+        table: the number of the table, such as "5".
+        pretraining: the pre-training data: jft, imagenet21k, imagenet2012 or noisy_student.
+        model: the name of the model.
+        dataset: the TFDS name of the data set; imagenet2012_real for ReaL; vtab:TASK, or vtab for the mean of the 19
+            tasks.
+        accuracy: the accuracy in percent.
+        std: its standard deviation in percent; None: not stated.
+        epochs: the epochs of pre-training, if the table has several runs of a model; else None.
+        decimals: the number of decimals that the paper states.
     """
 
     table: str
@@ -40,11 +41,14 @@ class PaperNumber:
         return f"{self.accuracy:.{self.decimals}f}" + ("" if self.std is None else f" ± {self.std:.2f}")
 
     def is_of(self, weights: str) -> bool:
-        """Returns whether weights are those that the number is about.
+        """Returns whether weights are those whose fine-tuning gave this number.
 
-        These are the authors' checkpoints, such as ViT-B/16-imagenet21k, and runs in folders named as the recipes, such
-        as workdirs/vit_b16_jft. Those of Table 6 end with their epochs, as in configs/studies/compute.py:
-        vit_l16_jft_7.
+        Such weights are the authors' checkpoint, such as ViT-B/16-imagenet21k, or a run of ours in a folder named like
+        its recipe, such as workdirs/vit_b16_jft. A number with `epochs` (Table 6) needs a folder that ends with them,
+        such as vit_l16_jft_7, as configs/studies/compute.py names it.
+
+        Args:
+            weights: a value of `init_from`.
         """
         recipe = f"{self.model.lower().translate(str.maketrans('-+', '__', '/'))}_{self.pretraining}"
         folder = posixpath.basename(weights.rstrip("/"))
@@ -56,14 +60,14 @@ class PaperNumber:
 
 @dataclasses.dataclass(frozen=True)
 class PaperRun:
-    """What a pre-training took: Tables 2 and 6.
+    """The cost of a pre-training run, from Tables 2 and 6.
 
     Attributes:
-        model: its name.
-        pretraining: on what, as in `PaperNumber`.
-        epochs: None: not stated.
-        exaflops: None: not stated.
-        core_days: TPUv3-core-days; None: not stated.
+        model: the name of the model.
+        pretraining: the pre-training data, as in `PaperNumber`.
+        epochs: the epochs of pre-training; None: not stated.
+        exaflops: the exaFLOPs of pre-training; None: not stated.
+        core_days: the TPUv3-core-days of pre-training; None: not stated.
     """
 
     model: str
@@ -95,9 +99,9 @@ def _parse_number(row: dict[str, str]) -> PaperNumber:
 
 @functools.cache
 def read_paper_runs() -> tuple[PaperRun, ...]:
-    """Returns what pre-training took: the runs of Table 6 in its order, then the others of Table 2.
+    """Returns the pre-training runs of Table 6 in its order, then the other runs of Table 2.
 
-    That the L/16 of ImageNet-21k is the run of 90 epochs follows from its compute.
+    Table 2 does not state the epochs of L/16 on ImageNet-21k. That it is the run of 90 epochs follows from its compute.
     """
     with RUNS.open() as file:
         return tuple(
@@ -111,7 +115,14 @@ def _parse_count(text: str) -> int | None:
 
 
 def find_paper_number(table: str, model: str, init_from: str | None, dataset: str) -> PaperNumber | None:
-    """Returns what a table states for a model that was fine-tuned from some weights on a data set, or None."""
+    """Returns what a table states for a model that was fine-tuned from some weights on a data set, or None.
+
+    Args:
+        table: the number of the table.
+        model: the name of the model.
+        init_from: the weights, see `PaperNumber.is_of`; None matches no number.
+        dataset: as in `PaperNumber`.
+    """
     for number in read_paper_numbers():
         if (number.table, number.model, number.dataset) == (table, model, dataset) and number.is_of(init_from or ""):
             return number

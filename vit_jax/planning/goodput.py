@@ -164,10 +164,10 @@ def daly_interval(save: float, between: float) -> float:
 def expected_goodput(interval: float, save: float, restart: float, between: float) -> float:
     """Returns the share of the time in which steps are made that are not lost, between 0 and 1.
 
-    By Daly (2006), an interval of t seconds of training and its save of d seconds together take M exp(R / M) (exp((t +
-    d) / M) - 1) seconds on average, where M is the mean time between failures and R the time of a restart. The share is
-    t divided by that. A failure loses what was trained since the last save. It may also come during a save or a
-    restart.
+    By Daly (2006), t seconds of training and the save of d seconds after them are expected to take
+    M exp(R / M) (exp((t + d) / M) - 1) seconds, where M is the mean time between failures and R the time of a restart.
+    The share is t divided by that. A failure loses what was trained since the last save. It may also come during a save
+    or a restart.
 
     Args:
         interval: t, seconds of training between two saves.
@@ -186,7 +186,8 @@ def measure_restart(starts: Sequence[Start], place: str) -> Restart:
     """Returns what saves and restarts have cost a run, by its ledger.
 
     The times of starting, restoring and compiling are medians over the starts that resumed the run. The time of a save
-    and the idle time between two starts are means.
+    and the idle time between two starts are means. A start that completed the run counts for saves only if no other
+    start has saved, since its saving includes the export of the model.
 
     Args:
         starts: the starts in the ledger.

@@ -1,8 +1,8 @@
 """Speed and largest batch of predictions over models and image sizes: both halves of the paper's Figure 12.
 
-Two batches are compiled for each model and size. The rate is that of the smaller one, of about `TOKENS` tokens; the
-largest batch follows from the line through the memory of both. It is a guess: near the limit compilers recompute more,
-and larger batches fit.
+Two batches are compiled for each model and size. The speed is that of the smaller batch, which has about `TOKENS`
+tokens. The largest batch is extrapolated from the line through the memory of both batches. It is a guess: near the
+limit compilers recompute more, so that larger batches fit.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ MODELS = (
     "BiT-R152x4",
 )
 TOKENS = 128 * 196  # a chip: 128 images of ViT-B/16 at 224 pixels
-LARGER = 8  # times that in the second batch: the memory of small ones grows in steps
+LARGER = 8  # the second batch has so many times the images of the first: the memory of small batches grows in steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,13 @@ class InferencePoint:
     """A model at an image size, on one chip.
 
     Attributes:
-        model: its name.
-        size: asked for, in pixels.
-        resolution: the nearest size that the model's patches tile.
-        images: for which the rate is.
-        images_per_second: None: unknown, or so many images do not fit.
-        largest_batch: 0: the model does not fit.
-        by_schedule: the rate is by the schedules of all operations, not by the compiler's estimate.
+        model: the name of the model.
+        size: the image size that was asked for, in pixels.
+        resolution: the nearest size that the model's patches tile, in pixels. It is the size that was compiled.
+        images: the batch for which `images_per_second` holds.
+        images_per_second: None if it is unknown, or if a batch of `images` does not fit.
+        largest_batch: the largest batch that fits, in images; 0 if not even one image fits.
+        by_schedule: whether the speed follows from the schedules of all operations, not from the compiler's estimate.
     """
 
     model: str
@@ -62,7 +62,7 @@ class InferenceFigure:
 
     Attributes:
         target: a slice of one chip.
-        points: model by model, the sizes in the same order.
+        points: the points, model by model, with the sizes in the same order for each model.
     """
 
     target: str
@@ -91,13 +91,13 @@ def plan_inference(
     names: Sequence[str] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> InferenceFigure:
-    """Returns the figure.
+    """Compiles predictions of each model at each size, and returns the figure.
 
     Args:
-        request: of a prediction of any model, on a slice of one chip.
-        compile: asks the compiler.
-        names: of models; by default the paper's.
-        sizes: in pixels; by default those of the paper's figure.
+        request: a prediction of any model, on a slice of one chip. Its model, resolution and batch are replaced.
+        compile: compiles a request.
+        names: names of models; by default `MODELS`, those of the paper.
+        sizes: image sizes in pixels; by default `SIZES`, those of the paper's figure.
 
     Raises:
         UserError: no model has such a name, or nothing compiles.
@@ -111,7 +111,7 @@ def plan_inference(
 
 
 def nearest_resolution(name: str, size: int) -> int:
-    """Returns the size nearest to `size` that a model's patches tile; of two, the larger one."""
+    """Returns the image size nearest to `size` that a model's patches tile; the larger one if two are equally near."""
     patch = models.create(name).spec.tile
     return max(1, math.floor(size / patch + 0.5)) * patch
 

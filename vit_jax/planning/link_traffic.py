@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 Place = tuple[int, ...]  # where a chip is: the number of its slice, then its coordinates in the torus
-Groups = Sequence[Sequence[int]]  # devices, by their position in the mesh
-Link = tuple[Place, int, int]  # a chip, an axis of the torus, and the direction in which it sends: 1 or -1
+Groups = Sequence[Sequence[int]]  # groups of devices; a device is given by its position in the mesh
+Link = tuple[Place, int, int]  # a chip, an axis of the torus, and the direction in which the chip sends: 1 or -1
 
 # How often the data go round a group: twice in an all-reduce (a reduce-scatter, then an all-gather), else once.
 ROUNDS = {"all-reduce": 2}
@@ -18,17 +18,17 @@ def link_bytes(
 ) -> float:
     """Returns the bytes that the busiest link carries in one direction; traffic between slices is left out.
 
-    A group whose chips form a box spreads its traffic over the links that it has along each axis: two of a chip where
-    the axis wraps around, one at an end where it does not. Groups that are interleaved along an axis share its links.
-    Any other group counts as a ring of its chips in the order listed. A collective-permute and an all-to-all take the
-    shortest routes, one axis after the other.
+    A group whose chips form a box spreads its traffic over the links that it has along each axis. A chip has two links
+    along an axis that wraps around. Along an axis that does not, the chips at the ends have only one, which counts.
+    Groups that are interleaved along an axis share its links. Any other group counts as a ring of its chips in the
+    order listed. A collective-permute and an all-to-all take the shortest routes, one axis after the other.
 
     Args:
         kind: see `collectives.COLLECTIVE_KINDS`.
         size: `Collective.bytes`.
         groups: `Collective.groups`.
-        places: of the devices, in the order of the mesh.
-        wraps: whether the last chip along an axis is a neighbour of the first.
+        places: the place of each device, in the order of the mesh.
+        wraps: for each axis, whether the last chip along it is a neighbour of the first.
         shape: chips along each axis.
     """
     if kind == "collective-permute":
@@ -51,7 +51,10 @@ def _by_slice(places: Sequence[Place]) -> Iterable[list[Place]]:
 
 
 def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) -> float:
-    """Returns how many links a chip of the groups has to itself, in the group that has the fewest."""
+    """Returns over how many links of a chip a group can spread its traffic, for the group that has the fewest links.
+
+    A link that n groups share counts as 1/n for each of them.
+    """
     groups = [group for group in groups if len(group) > 1]
     if not all(math.prod(len(set(axis)) for axis in zip(*group, strict=True)) == len(group) for group in groups):
         pairs = [pair for group in groups for pair in itertools.pairwise([*group, group[0]])]
@@ -78,7 +81,13 @@ def _free_links(groups: list[list[Place]], wraps: Sequence[bool], shape: Place) 
 
 
 def _axis_links(steps: list[int], size: int, wrapped: bool) -> list[int]:
-    """Returns the links of an axis, each by the chip before it, that join the chips of a group."""
+    """Returns the links that join the chips of a group along an axis; a link is given by the chip before it.
+
+    Args:
+        steps: the coordinates of the chips along the axis, sorted.
+        size: chips along the axis.
+        wrapped: whether the last chip along the axis is a neighbour of the first.
+    """
     gaps = [(after - step) % size for step, after in zip(steps, [*steps[1:], steps[0]], strict=True)]
     if len(steps) == 1 or (wrapped and len(set(gaps)) == 1):
         return list(range(size)) if len(steps) > 1 else []
@@ -88,7 +97,7 @@ def _axis_links(steps: list[int], size: int, wrapped: bool) -> list[int]:
 
 
 def _link_loads(pairs: Iterable[tuple[Place, Place]], wraps: Sequence[bool], shape: Place) -> Counter[Link]:
-    """Returns how many of the pairs (from, to) use each link."""
+    """Returns link -> the number of the pairs (from, to) whose route uses it. Pairs in different slices use none."""
     return Counter(link for start, end in pairs if start[0] == end[0] for link in _route(start, end, wraps, shape))
 
 

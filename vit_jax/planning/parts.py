@@ -1,4 +1,7 @@
-"""Of what memory and time of plans consist, and how much of each resource they take; all of one chip (or device)."""
+"""The parts of the memory and of the time of a plan, and how much of each resource it takes.
+
+All numbers are those of one chip (or device).
+"""
 
 from vit_jax.planning.plan import Plan
 from vit_jax.planning.plan_types import Compilation, Workload
@@ -9,7 +12,7 @@ ACTIVATIONS = "activations, gradients"  # what a program needs beside the state
 
 
 def memory_parts(compilation: Compilation) -> dict[str, Parts]:
-    """Returns the bytes of each part of the memory that each program needs, whether it fits or not."""
+    """Returns program -> part of the memory that it needs -> bytes of the part, whether the program fits or not."""
     workload, evaluation = compilation.workload, compilation.evaluation
     programs = {function_name(workload): compilation.step.required_bytes}
     programs |= {"evaluation": evaluation.required_bytes} if evaluation else {}
@@ -28,7 +31,11 @@ def function_name(workload: Workload) -> str:
 
 
 def cycle_parts(plan: Plan) -> dict[str, Parts]:
-    """Returns the cycles of an image by each measure: of the operations by kind, and of the exchange not hidden."""
+    """Returns measure -> kind of operation -> cycles for one image.
+
+    The measures are `estimate` and `schedule`; one that the plan lacks is absent. The kind `exchange` holds the cycles
+    of the exchange that no operation hides.
+    """
     by_measure: dict[str, Parts] = {}
     workload, executable = plan.compilation.workload, plan.compilation.step.executable
     images = workload.batch / workload.devices
@@ -46,7 +53,7 @@ def cycle_parts(plan: Plan) -> dict[str, Parts]:
 
 
 def used_shares(plan: Plan) -> Parts:
-    """Returns how much of what there is a plan takes; above 1, the run needs more than that."""
+    """Returns resource -> the share of it that a plan takes; above 1, the run needs more than there is."""
     compilation, estimate = plan.compilation, plan.estimate
     shares: Parts = {"memory": 1 - compilation.free_bytes / compilation.workload.memory_bytes}
     if estimate:

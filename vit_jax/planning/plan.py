@@ -1,4 +1,4 @@
-"""What follows from the report of a compiler: estimates, advice, and the plan of all that is known."""
+"""The records that follow from a compiler's report: estimates, advice, and the plan that holds all of them."""
 
 import dataclasses
 
@@ -12,14 +12,16 @@ class RunEstimate:
     """What a whole training run takes.
 
     Attributes:
-        images_per_second_per_host: that the busiest host must read.
-        input_cores: CPU cores that this takes.
-        images_per_second_per_core: the rate assumed for one core.
-        host_cores: CPU cores of the host.
-        hours: of the run.
-        chip_hours: of the run, over all chips.
-        paper_tpuv3_core_days: of the paper's run of this model on these data; None: the paper has none.
-        streamed_disk: number of hosts, this one and fewer -> bytes of shards on each, if the images are streamed.
+        images_per_second_per_host: images per second that the busiest host must read.
+        input_cores: CPU cores that this reading takes.
+        images_per_second_per_core: images per second that one core is assumed to read.
+        host_cores: CPU cores of a host.
+        hours: the hours of the run.
+        chip_hours: the hours of the run, summed over all chips.
+        paper_tpuv3_core_days: TPUv3-core-days of the paper's run of this model on these data for as many epochs; None
+            if the paper has no such run.
+        streamed_disk: number of hosts -> bytes of shards on the disk of each host, for the number of hosts of the plan
+            and its halves down to 1. Empty if the images cannot be streamed.
     """
 
     images_per_second_per_host: float
@@ -37,14 +39,14 @@ class Estimate:
     """What a step takes on a TPU, by the compiler's cycles and the published speed of the links.
 
     Attributes:
-        cycles_per_image: of one chip.
-        compute_seconds: of a step.
-        exchange_seconds: of a step.
+        cycles_per_image: cycles of compute that one chip takes for one of its images.
+        compute_seconds: seconds of compute in a step.
+        exchange_seconds: seconds of exchange in a step.
         images_per_second_per_chip: the rate of processing.
         mfu: model FLOPs utilization, between 0 and 1.
-        model_flops: of a step on one chip.
+        model_flops: model FLOPs of a step on one chip.
         run: the whole run; None for a prediction.
-        band: of the compute and exchange of a step; None: not calibrated.
+        band: the band of the time of a step, compute and exchange together; None: not calibrated.
     """
 
     cycles_per_image: float
@@ -62,11 +64,11 @@ class ScheduleEstimate:
     """What a step takes on a TPU by the schedules of its operations and the exchange that they do not hide.
 
     Attributes:
-        cycles_per_image: of one chip, without the exchange.
-        seconds: of a step.
+        cycles_per_image: cycles that one chip takes for one of its images, without the exchange.
+        seconds: seconds of a step, with the exchange that is not hidden.
         images_per_second_per_chip: the rate of processing.
         mfu: model FLOPs utilization, between 0 and 1.
-        band: of `seconds`; None: not calibrated.
+        band: the band of `seconds`; None: not calibrated.
     """
 
     cycles_per_image: float
@@ -78,11 +80,11 @@ class ScheduleEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """The change that costs the least speed of those with which a program fits.
+    """Among the changes with which a program fits, the one that costs the least speed.
 
     Attributes:
-        change: to the configuration.
-        plan: with the change; None: no change that was tried makes the program fit.
+        change: the change to the configuration; empty if `plan` is None.
+        plan: the plan with the change; None: no change that was tried makes the program fit.
     """
 
     change: ConfigChange
@@ -94,8 +96,9 @@ class LargestBatch:
     """The largest batch that fits.
 
     Attributes:
-        plan: with that batch; None: no batch fits.
-        refused_images_per_device: the smallest batch that was found not to fit; None: every batch tried fits.
+        plan: the plan with that batch; None: no batch fits.
+        refused_images_per_device: images per device of the smallest batch that does not fit or that the configuration
+            does not allow, among those tried; None: every batch tried fits.
     """
 
     plan: "Plan | None"
@@ -108,13 +111,13 @@ class Plan:
 
     Attributes:
         compilation: what the compiler reported.
-        estimate: None: the program does not fit, or is not for a TPU.
-        price: of the run; None: no price was given, or there is no estimate of a run.
-        advice: None: none was needed or asked for.
-        largest: None: the largest batch was not searched.
-        command: that trains as planned; None: nothing that fits was found, or this is a prediction.
-        by_schedule: None: it was not asked for.
-        goodput: None: there is no estimate of a run.
+        estimate: the estimate by the compiler's cycles; None if the program does not fit or is not for a TPU.
+        price: the price of the run; None if no price was given or there is no estimate of a run.
+        advice: a change with which the program fits; None if the program fits or the largest batch was searched.
+        largest: the largest batch that fits; None if it was not searched.
+        command: the command that trains as planned; None if nothing that fits was found, or for a prediction.
+        by_schedule: the estimate by schedules; None if it was not asked for or the program does not fit.
+        goodput: the goodput to expect; None if there is no estimate of a run.
     """
 
     compilation: Compilation

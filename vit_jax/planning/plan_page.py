@@ -29,14 +29,16 @@ CYCLES = (
 
 
 def write_page(path: Path, plans: Sequence[Plan]) -> None:
-    """Writes plans, and those with the changes that were found for them, as a page that needs no other file.
+    """Writes plans as an HTML page that needs no other file.
+
+    Plans that the searches found, with a change that fits or with the largest batch, are shown beside the plans given.
 
     Args:
-        path: of the page; its folder exists.
-        plans: of one recipe, 1 or more.
+        path: the path of the page, whose folder must exist.
+        plans: one or more plans of the same recipe.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the page cannot be written.
     """
     plans_by_name = dict(_list_plans(plans))
     workload = plans[0].compilation.workload
@@ -64,7 +66,7 @@ def write_page(path: Path, plans: Sequence[Plan]) -> None:
 
 
 def _list_plans(plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:
-    """Yields each plan with its name, and after it those that the searches found for it."""
+    """Yields (name, plan) of each plan and, after each, of the plans that the searches found for it."""
     for plan in plans:
         name, advice, largest = plan_table.plan_name(plan), plan.advice, plan.largest
         yield name, plan
@@ -75,7 +77,7 @@ def _list_plans(plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:
 
 
 def _figures(plans: dict[str, Plan]) -> Iterator[str]:
-    """Yields a section for each figure that the plans have."""
+    """Yields the HTML section of each figure: limits, memory and, if a plan has any, cycles."""
     shares = {
         name: {resource: {"used": 100 * share} for resource, share in used_shares(plan).items()}
         for name, plan in plans.items()

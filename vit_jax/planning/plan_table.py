@@ -20,7 +20,7 @@ def render_plans(plans: list[Plan]) -> str:
 
 
 def side_by_side(plans: Iterable[Plan]) -> list[tuple[str, list[str]]]:
-    """Returns label and texts of all lines of plans, an empty text where a plan has no such line."""
+    """Returns (label, texts) of each line of the table: a text for each plan, empty where a plan has no such line."""
     columns = [plan_rows(plan) for plan in plans]
     labels = dict.fromkeys(label for column in columns for label in column)
     return [(label, [column.get(label, "") for column in columns]) for label in labels]
@@ -124,7 +124,10 @@ def _goodput_rows(estimate: GoodputEstimate) -> Rows:
 
 
 def _schedule_rows(plan: Plan, estimate: ScheduleEstimate) -> Rows:
-    """Returns a step by the schedules of its operations, in millions of cycles; labels differ from the estimate's."""
+    """Returns the lines on a step by the schedules of its operations, in millions of cycles.
+
+    Their labels differ from those of `_estimate_rows`, since both are lines of one plan.
+    """
     executable = plan.compilation.step.executable
     assert executable and executable.schedule
     schedule, whole = executable.schedule, executable.schedule.cycles
@@ -145,7 +148,7 @@ def _schedule_rows(plan: Plan, estimate: ScheduleEstimate) -> Rows:
 
 
 def footnotes(plans: list[Plan]) -> list[str]:
-    """Returns the rates that are assumed for the cores that read images."""
+    """Returns a line on each rate at which a CPU core is assumed to read images, without repetitions."""
     lines: dict[str, None] = {}
     for plan in plans:
         if plan.estimate and plan.estimate.run:
@@ -157,7 +160,7 @@ def footnotes(plans: list[Plan]) -> list[str]:
 
 
 def limit(plan: Plan) -> str:
-    """Returns what keeps the plan from being faster, or from being possible."""
+    """Returns, in words, what keeps a plan from being faster, or from fitting."""
     compilation, estimate = plan.compilation, plan.estimate
     workload = compilation.workload
     if not compilation.fits:
@@ -173,13 +176,13 @@ def limit(plan: Plan) -> str:
 
 
 def plan_name(plan: Plan) -> str:
-    """Returns what tells a plan from others of the same recipe."""
+    """Returns a name that tells a plan from others of the same recipe: its target and its mesh."""
     workload = plan.compilation.workload
     return f"{workload.target}, {workload.mesh_axes}"
 
 
 def alternatives(plan: Plan) -> Iterator[tuple[str, Plan | None]]:
-    """Yields what the searches found: a sentence without its end, and the plan; None: there is none."""
+    """Yields what each search found: a sentence without its full stop, and the plan found, or None if there is none."""
     advice, largest, name = plan.advice, plan.largest, plan_name(plan)
     if advice and advice.plan:
         yield f"{name}: it fits with {' '.join(config_flags(advice.change))} (compiled)", advice.plan
@@ -194,13 +197,13 @@ def alternatives(plan: Plan) -> Iterator[tuple[str, Plan | None]]:
 
 
 def run_sentence(plan: Plan) -> str:
-    """Returns what stands before the command of a plan, without its end."""
+    """Returns the words that introduce the command of a plan, without the colon after them."""
     capitals = "; replace the words in capitals" if is_topology(plan.compilation.workload.target) else ""
     return f"{plan_name(plan)}, to run it{capitals}"
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    """Yields what to change in a plan that does not fit, the largest batch, and the command to run next."""
+    """Yields lines on what to change in a plan that does not fit, on the largest batch, and the command to run."""
     for sentence, other in alternatives(plan):
         yield from ("", f"{sentence}:", render_plans([other])) if other else ("", f"{sentence}.")
     if plan.command is not None:
@@ -208,7 +211,7 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def format_band(band: Band | None) -> str:
-    """Returns what steps of published runs took, as multiples of their prediction."""
+    """Returns a band as text: the range of published step times as multiples of the predicted ones."""
     if band is None:
         return "not calibrated"
     return f"{band.low:.2f} to {band.high:.2f} in {band.runs} runs on {', '.join(band.kinds)}"
@@ -220,5 +223,5 @@ def format_minutes(seconds: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Returns a number of bytes as text."""
+    """Returns a number of bytes as text: in MiB below 1 GiB, else in GiB."""
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"

@@ -6,7 +6,7 @@ Bytes, FLOPs and exchanges are those of one device.
 import dataclasses
 from collections.abc import Iterable
 
-ConfigChange = dict[str, str]  # config field -> value
+ConfigChange = dict[str, str]  # config field -> new value
 
 
 def config_flags(change: ConfigChange) -> list[str]:
@@ -20,10 +20,10 @@ class Request:
 
     Attributes:
         words: flags of `vit_jax.main`.
-        target: a TPU slice, `v5e:2x4`; or `cpu` or `gpu`, the devices of this machine.
-        inference: a prediction instead of a step of training.
+        target: a TPU slice such as `v5e:2x4`; or `cpu` or `gpu` for the devices of this machine.
+        inference: whether to compile a prediction instead of a train step.
         emulated_devices: the number of devices that `cpu` stands for.
-        schedule: read the schedules of all operations, which the compiler then writes; not for `cpu` and `gpu`.
+        schedule: whether the compiler writes the schedules of all operations, which are then read; only for TPU slices.
     """
 
     words: tuple[str, ...]
@@ -49,36 +49,36 @@ class Workload:
     Attributes:
         target: see `Request`.
         inference: see `Request`.
-        memory_bytes: what a device has for a program.
+        memory_bytes: bytes of memory that a device has for a program.
         model: name of the model.
-        mesh: axis -> devices along it.
-        devices: in all.
+        mesh: axis of the mesh -> number of devices along it.
+        devices: the number of all devices.
         device_kind: jax's name of the devices.
         batch: images of a step, over all devices.
-        images_per_device: images of a step; devices that share their images count each of them.
+        images_per_device: images of a step on one device. An image that several devices share counts on each of them.
         images_per_host: images of a step that the busiest host reads.
-        waiting_bytes: batches read ahead, which lie on a device beside what a step needs.
+        waiting_bytes: bytes of the batches read ahead, which lie on a device beside what a step needs.
         source: `data.source`.
         data_dir: `data.data_dir`.
         fast: `data.fast`.
         resolution: pixels along each side of an image.
-        accum_steps: parts in which a batch is computed.
+        accum_steps: the number of parts in which a batch is computed, one after the other.
         remat: which activations are computed again in the backward pass.
-        remat_choices: what the model accepts in its place.
-        dtype: of the activations.
-        steps: of the run.
-        save_steps: between two saves; `save_minutes` may save before.
-        save_minutes: between two saves; 0: by steps only.
-        epochs: of the run.
+        remat_choices: the values of `remat` that the model accepts.
+        dtype: the dtype of the activations.
+        steps: the steps of the run.
+        save_steps: steps between two saves, those before evaluations included; `save_minutes` may save earlier.
+        save_minutes: minutes between two saves; 0 if only steps count.
+        epochs: the epochs of the run.
         num_examples: images of the training split.
-        parameters: their number, over all devices.
-        parameter_bytes: of the parameters.
-        state_bytes: of the training state: parameters, optimizer, average.
+        parameters: the number of parameters, over all devices.
+        parameter_bytes: bytes of the parameters.
+        state_bytes: bytes of the training state: parameters, optimizer, average.
         macs_per_image: multiply-accumulates of an image's forward pass.
-        readers: of the images, if they are streamed; 0: they cannot be.
-        window: shards that each of them shuffles at a time.
-        teacher_bytes: of the parameters of a teacher; 0: there is none.
-        teacher_macs: multiply-accumulates of its forward pass of an image.
+        readers: the number of readers if the images are streamed; 0 if they cannot be streamed.
+        window: the number of shards that each reader shuffles at a time.
+        teacher_bytes: bytes of the parameters of a teacher; 0 if there is none.
+        teacher_macs: multiply-accumulates of the teacher's forward pass of an image; 0 if there is none.
     """
 
     target: str
@@ -116,7 +116,7 @@ class Workload:
 
     @property
     def resident_bytes(self) -> int:
-        """The bytes that a program is given and that do not depend on the batch."""
+        """The bytes of a program's arguments without the batch: parameters, or the training state and a teacher."""
         return self.parameter_bytes if self.inference else self.state_bytes + self.teacher_bytes
 
     @property
@@ -130,9 +130,9 @@ class Exchange:
     """All collectives of one kind in a program.
 
     Attributes:
-        count: how many are executed.
-        bytes: of the whole arrays, as one device sees them.
-        link_bytes: carried by the busiest link between chips, one collective after the other.
+        count: the number of collectives that one run of the program executes.
+        bytes: the bytes of the whole arrays, as one device sees them, summed over the collectives.
+        link_bytes: the bytes that the busiest link between chips carries for each collective, summed over them.
     """
 
     count: int
@@ -142,17 +142,20 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class StepSchedule:
-    """What a program costs a device by the schedules of its operations, which wait for nothing; times are in cycles.
+    """What a program costs a device by the schedules of its operations, in which they wait for nothing.
+
+    All times are in cycles.
 
     Attributes:
         kinds: `matmul`, `kernel`, `reduction`, `layout`, `elementwise` or `other` -> cycles of these operations.
-        exchange_exposed: during which a device only waits for collectives, at the full speed of the busiest link.
-        exchange_hidden: of collectives, while operations run.
-        copies_exposed: during which a device only waits for copies that run beside its operations.
-        copies_hidden: of such copies, while operations run.
-        hbm_bytes: that the operations move from and to HBM.
-        open_loops: the number of operations with a loop whose turns depend on data, which count as one turn, or as the
-            compiler's estimate of the operation if that is more.
+        exchange_exposed: cycles during which a device only waits for collectives, at the full speed of the busiest
+            link.
+        exchange_hidden: cycles of collectives during which operations run.
+        copies_exposed: cycles during which a device only waits for copies that run beside its operations.
+        copies_hidden: cycles of such copies during which operations run.
+        hbm_bytes: bytes that the operations move from and to HBM.
+        open_loops: the number of operations with a loop whose number of turns depends on data. Such a loop counts as
+            one turn. The operation counts as the compiler's estimate of it if that is more.
         missing: the number of operations without a schedule that the compiler estimates at more than 1,000 cycles.
     """
 
@@ -167,7 +170,7 @@ class StepSchedule:
 
     @property
     def cycles(self) -> int:
-        """The cycles of the operations, without what they wait for."""
+        """The cycles of the operations, without waits for collectives and copies."""
         return sum(self.kinds.values())
 
 
@@ -176,15 +179,16 @@ class Executable:
     """What a compiled program contains.
 
     Attributes:
-        temp_bytes: of intermediate results.
-        code_bytes: of the program itself.
+        temp_bytes: bytes of intermediate results.
+        code_bytes: bytes of the program itself.
         peak_bytes: the most memory that the program needs at once, its arguments included.
-        compiler_flops: the compiler's count, which takes one turn of a loop; None: there is none, or there are loops.
-        collectives: kind -> exchanges of that kind.
-        cycles: the compiler's estimate for a TPU, of all but Pallas kernels; None: there is none.
-        kernels: the number of Pallas kernels executed.
-        kernel_cycles: of all kernels, by their schedules; None: unknown, or there are none.
-        schedule: of the whole program; None: it was not asked for.
+        compiler_flops: the FLOPs that the compiler counts. None if it counts none, or if the program has loops, of
+            which the compiler counts one turn only.
+        collectives: kind of collective -> all exchanges of that kind.
+        cycles: the cycles that a compiler for TPUs estimates for all but Pallas kernels; None if there is no estimate.
+        kernels: the number of Pallas kernels that one run of the program executes.
+        kernel_cycles: the cycles of all kernels by their schedules; None if they are unknown or there are no kernels.
+        schedule: the schedule of the whole program; None if it was not asked for.
     """
 
     temp_bytes: int
@@ -203,12 +207,12 @@ class StepReport:
     """What the compiler reported of the train step, or of the prediction.
 
     Attributes:
-        executable: None: the compiler refused the program for its size.
-        needed_bytes: more than a device has; None: the program fits.
-        flops: of its matrix products, counted from its trace.
-        compile_seconds: that the compiler took.
-        versions: package -> version that compiled it; None: not installed.
-        remembered: it was compiled earlier.
+        executable: what the compiled program contains; None if the compiler refused the program for its size.
+        needed_bytes: the bytes that the program needs if they are more than a device has; None if the program fits.
+        flops: the FLOPs of its matrix products and convolutions, counted from its trace.
+        compile_seconds: the seconds that the compiler took.
+        versions: package -> its version when the program was compiled; None: not installed.
+        remembered: whether the program was compiled earlier, so that this report comes from the cache.
     """
 
     executable: Executable | None
@@ -232,12 +236,12 @@ class EvaluationReport:
     """What the compiler reported of the evaluation step, with what training keeps in memory beside it.
 
     Attributes:
-        batch: images of a step, over all devices.
-        images_per_device: images of a step.
-        peak_bytes: the most memory that is needed at once; None: the compiler refused the program for its size.
-        needed_bytes: more than a device has; None: the program fits.
-        compile_seconds: that the compiler took.
-        remembered: it was compiled earlier.
+        batch: images of an evaluation step, over all devices.
+        images_per_device: images of an evaluation step on one device.
+        peak_bytes: the most memory that is needed at once; None if the compiler refused the program for its size.
+        needed_bytes: the bytes that are needed if they are more than a device has; None if the program fits.
+        compile_seconds: the seconds that the compiler took.
+        remembered: whether the program was compiled earlier, so that this report comes from the cache.
     """
 
     batch: int

@@ -23,10 +23,10 @@ def make_plan(
 
     Args:
         request: what to compile.
-        compile: asks the compiler.
-        largest_batch: search the largest batch that fits.
-        chip_hour_price: in any currency.
-        faults: that are assumed.
+        compile: compiles a request.
+        largest_batch: whether to search the largest batch that fits, instead of a change that makes the request fit.
+        chip_hour_price: the price of a chip-hour, in any currency.
+        faults: what is assumed of failures.
 
     Raises:
         UserError: the flags are wrong, or nothing compiles for the target.

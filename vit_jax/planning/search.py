@@ -1,6 +1,6 @@
-"""Searches what to change so that a program fits, and the largest batch that does.
+"""Searches for a change with which a program fits in memory, and for the largest batch that fits.
 
-The memory is extrapolated from what is known; what fits is confirmed by compiling it.
+Memory is extrapolated from what was compiled before. A change is returned only if compiling with it shows that it fits.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,22 +15,25 @@ STRATEGIES: dict[str, ConfigChange] = {
     "replicated": {"mesh.data": "-1", "mesh.fsdp": "1"},
     "fsdp": {"mesh.data": "1", "mesh.fsdp": "-1"},
 }
-# Of the bytes beside the state, what each `model.remat` still needs, in the order of the speed that it costs; those of
-# B/16 with 128 images on a v5e chip (docs/speed.md).
+# `model.remat` -> the fraction that it still needs of the bytes beside the state, in the order of the speed that it
+# costs. The fractions are those of B/16 with 128 images on a v5e chip (docs/speed.md).
 REMAT_FRACTIONS = {"none": 1.0, "dots": 0.93, "mlp": 0.61, "attention": 0.30, "full": 0.22}
 MAX_CHANGES, MAX_BATCHES, MAX_EVALUATIONS = 5, 8, 2  # compilations
 BATCH_STEPS = 16  # the search ends at a batch if one larger by a 16th of it does not fit
 
 
 def find_fitting_change(first: Compilation, compile: Compile) -> tuple[ConfigChange, Compilation] | None:
-    """Returns the change that costs the least speed of those with which a program fits, and its compilation.
+    """Searches, among the changes with which a program fits, the one that costs the least speed.
 
-    Returns None if no change that is tried makes it fit; the one that saves the most is always tried. If only the
-    evaluation step does not fit, it gets a smaller batch of its own.
+    Only changes that fit by extrapolation are tried, and always the last candidate, which saves the most memory. If
+    only the evaluation step does not fit, its batch alone (`batch_eval`) is made smaller.
 
     Args:
-        first: of the program, of which the step or the evaluation step does not fit.
+        first: the compilation of the program, whose step or evaluation step does not fit.
         compile: compiles the program with a change.
+
+    Returns:
+        The change and the compilation with it; None if no change that was tried makes the program fit.
     """
     if first.step.needed_bytes is None:
         return _find_evaluation_batch({}, first, compile)
@@ -51,7 +54,10 @@ def find_fitting_change(first: Compilation, compile: Compile) -> tuple[ConfigCha
 def _find_evaluation_batch(
     change: ConfigChange, compilation: Compilation, compile: Compile
 ) -> tuple[ConfigChange, Compilation] | None:
-    """Returns a change with the largest `batch_eval`, found by halving, with which the evaluation step fits too."""
+    """Adds to a change the largest `batch_eval`, found by halving, with which the evaluation step fits, too.
+
+    Returns the new change and the compilation with it; None if none that was tried fits.
+    """
     evaluation, workload = compilation.evaluation, compilation.workload
     assert evaluation
     images, state = evaluation.images_per_device, workload.resident_bytes
@@ -70,9 +76,10 @@ def _find_evaluation_batch(
 def candidate_changes(compilation: Compilation) -> Iterator[tuple[ConfigChange, int]]:
     """Yields changes in the order of the speed they cost, each with a guess of the bytes that a device then needs.
 
-    First come more parts of a batch; then parameters and optimizer split over all devices, with parts if need be; then
-    more and more activations computed again in the backward pass; then a smaller batch. A prediction has no parts and
-    no backward pass.
+    First come larger `accum_steps`. Then parameters and optimizer are split over all devices, alone and with larger
+    `accum_steps`. Then more and more activations are computed again in the backward pass (`model.remat`). Then the
+    batch becomes smaller. For a prediction a smaller batch takes the place of larger `accum_steps`, and the candidates
+    end before `model.remat`.
     """
     workload = compilation.workload
     accum, images = workload.accum_steps, workload.images_per_device
@@ -115,12 +122,13 @@ def find_largest_batch(first: Compilation, compile: Compile) -> tuple[Compilatio
     limit compilers recompute more, and batches fit that are larger than this predicts.
 
     Args:
-        first: of the program with the batch to begin with.
+        first: the compilation of the program with the batch to begin with.
         compile: compiles the program with a change.
 
     Returns:
-        The compilation with the largest batch found, None if none fits; and the images per device of the smallest batch
-        that did not fit or that the configuration does not allow, None if there was none.
+        First the compilation with the largest batch that fits, or None if no batch fits. Second the images per device
+        of the smallest batch that did not fit or that the configuration does not allow, or None if every batch tried
+        fits.
     """
     workload = first.workload
     copies = workload.batch // workload.images_per_device  # devices that hold different images
@@ -147,9 +155,10 @@ def find_largest_batch(first: Compilation, compile: Compile) -> tuple[Compilatio
 
 
 def _fitting_images(compilations: dict[int, Compilation], low: int, high: int | None) -> int:
-    """Returns how many images fit the memory, by the line through two points of (images, bytes).
+    """Returns how many images per device fit in memory, by the line through two points (images, bytes).
 
-    They are the points around the limit, or else the last two.
+    The points are those of the largest batch that fits and of the smallest that does not. If there is no batch that
+    does not fit, they are those of the two largest batches. The point of 0 images stands in for one that is missing.
     """
     workload = next(iter(compilations.values())).workload
     known = sorted((images, compilation.step.required_bytes) for images, compilation in compilations.items())

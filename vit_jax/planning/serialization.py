@@ -1,7 +1,8 @@
 """The records of planning as JSON: what `--json` prints, what the compiler's process answers, what the cache keeps.
 
-Each is one flat object. A key is absent if the record lacks the part that has it, as an estimate of what does not fit,
-and null if that part lacks the value, as the cycles on a CPU.
+The keys of the parts of a record, such as the workload and the estimate of a plan, lie side by side in one object. A
+key is absent if the record lacks the part to which it belongs: a program that does not fit has no keys of an estimate.
+A key is null if the part is there without this value: `cycles` of a program for a CPU.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ def plan_to_json(plan: Plan) -> Json:
 
 
 def compilation_to_json(compilation: Compilation) -> Json:
-    """Returns what is known of a program without any estimate."""
+    """Returns a compilation as JSON: what is known of a program without any estimate."""
     result = dataclasses.asdict(compilation.workload) | step_to_json(compilation.step)
     if evaluation := compilation.evaluation:
         told = {key: value for key, value in dataclasses.asdict(evaluation).items() if value is not None}
@@ -68,7 +69,7 @@ def compilation_from_json(given: Json) -> Compilation:
 
 
 def step_to_json(step: StepReport) -> Json:
-    """Returns what the compiler reported of a step."""
+    """Returns the compiler's report of a step as JSON."""
     told = dataclasses.asdict(step)
     executable, needed_bytes = told.pop("executable") or {}, told.pop("needed_bytes")
     needed = {} if needed_bytes is None else {"needed_bytes": needed_bytes}
@@ -76,7 +77,11 @@ def step_to_json(step: StepReport) -> Json:
 
 
 def step_from_json(given: Json) -> StepReport:
-    """Returns the step that `step_to_json` wrote; raises what a look-up raises if it is something else."""
+    """Rebuilds the report of a step from the JSON that `step_to_json` wrote.
+
+    Raises:
+        KeyError, TypeError, AttributeError: the JSON is something else.
+    """
     executable = None
     if "peak_bytes" in given:
         collectives = {kind: Exchange(**each) for kind, each in given["collectives"].items()}
@@ -87,12 +92,12 @@ def step_from_json(given: Json) -> StepReport:
 
 
 def remember_step(step: StepReport) -> str:
-    """Returns what the cache keeps: what the compiler reported of a step."""
+    """Returns the text that the cache keeps of the compiler's report of a step, without `flops` and `remembered`."""
     return json.dumps({key: value for key, value in step_to_json(step).items() if key not in ("flops", "remembered")})
 
 
 def remembered_step(text: str, flops: float) -> StepReport:
-    """Returns the step that `remember_step` wrote, with its FLOPs.
+    """Rebuilds the report of a step from the text that `remember_step` wrote and from its FLOPs.
 
     Raises:
         ValueError: the text is damaged.
@@ -104,6 +109,6 @@ def remembered_step(text: str, flops: float) -> StepReport:
 
 
 def _select(kind: type[Record], given: Json) -> Record:
-    """Returns a record with those values that it has fields for."""
+    """Builds a record from the values of its fields; other keys of `given` are ignored."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: given[name] for name in names})

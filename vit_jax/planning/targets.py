@@ -24,9 +24,10 @@ POD_PREFIXES = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COOR
 
 
 def compiler_environment(request: Request) -> dict[str, str]:
-    """Returns the variables under which the compiler's process finds the devices of the target.
+    """Returns the environment in which the compiler's process finds the devices of the target.
 
-    Its last line on stderr is then an exception, and not JAX's advice on how to see more of the traceback.
+    If that process fails, its last line on stderr is the exception, and not JAX's advice on how to see more of the
+    traceback.
     """
     own = {"JAX_TRACEBACK_FILTERING": "off"}
     if chips.is_topology(request.target):
@@ -40,7 +41,7 @@ def compiler_environment(request: Request) -> dict[str, str]:
 
 
 def find_devices(target: str, slices: int) -> list[jax.Device]:
-    """Returns the devices of a target that consists of so many slices.
+    """Returns the devices of a target: those of `slices` TPU slices, or those of this machine.
 
     Raises:
         UserError: there is no such slice or device, or libtpu is not installed.

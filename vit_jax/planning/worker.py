@@ -1,7 +1,7 @@
 """Compiles what a run would execute and answers with the compiler's report.
 
-It is a process of its own, since libtpu may end it. It is given a `Request` in JSON and answers with lines of JSON:
-`{"compiling": WHAT}` before each function, at the end `{"compiled": COMPILATION}`.
+It runs in a process of its own, since libtpu may end the process. It is given a `Request` in JSON as its argument, and
+answers with lines of JSON: `{"compiling": WHAT}` before each function, and at the end `{"compiled": COMPILATION}`.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ def end_with_parent(parent: int, period: float = 1.0) -> None:
     """Ends this process when its parent has ended, however it was killed: a compilation may take an hour.
 
     Args:
-        parent: number of the parent process.
-        period: seconds between two looks.
+        parent: process id of the parent.
+        period: seconds between two checks.
     """
     while os.getppid() == parent:
         time.sleep(period)
@@ -53,7 +53,7 @@ def end_with_parent(parent: int, period: float = 1.0) -> None:
 
 
 def compile_request(request: Request) -> Iterator[str | Compilation]:
-    """Yields what is about to be compiled, in words, for each function, and at the end the compilation.
+    """Yields, before each function is compiled, a text that says which one it is, and at the end the compilation.
 
     Raises:
         UserError: the flags are wrong, or the compiler refuses the program for another reason than its size.
@@ -88,14 +88,17 @@ def _progress(workload: Workload, function: str) -> str:
 
 
 def _limit(report: Report, workload: Workload) -> Report:
-    """Returns the report of a program that fits only if it fits the memory: a CPU's compiler does not compare them."""
+    """Returns the report, with `needed_bytes` if the program needs more memory than a device has.
+
+    Not every compiler compares the two: the compiler for CPUs does not.
+    """
     if report.needed_bytes is None and report.required_bytes > workload.memory_bytes:
         return dataclasses.replace(report, needed_bytes=report.required_bytes)
     return report
 
 
 def describe_workload(config: ConfigDict, program: Program, request: Request, memory_bytes: int) -> Workload:
-    """Returns what is known before anything is compiled."""
+    """Returns the workload of a request: what is known before anything is compiled."""
     state, shardings, images = program.state, program.state_shardings, program.batch["image"]
     spec, teacher = program.model.spec, program.teacher
     pixels = math.prod(program.batch_sharding.shard_shape(images.shape))
@@ -140,9 +143,10 @@ def compile_evaluation(program: Program, target: str, kept_bytes: int) -> Evalua
     """Returns the compiler's report of the evaluation step.
 
     Args:
-        program: that of the run.
+        program: the program of the run.
         target: see `Request`.
-        kept_bytes: of the training state that the step is not given, but which stays on a device.
+        kept_bytes: bytes of what stays on a device during evaluation but is no argument of the evaluation step. They
+            are added to what the step needs.
     """
     batch, params_shardings = program.eval_batch, program.state_shardings.params
     function = Function(program.eval_step, (program.state.params, batch), params_shardings, program.compiler_options)

@@ -9,21 +9,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-SUFFIX = ".partial"  # of the temporary files
+SUFFIX = ".partial"  # the suffix of the temporary files
 ABANDONED = 24 * 3600.0  # seconds without a write after which a temporary file belongs to a killed process
-LONGEST = 50  # characters of the file's name in that of its temporary file: names have at most 255 bytes
+LONGEST = 50  # characters of a file's name that its temporary file's name repeats: a name has at most 255 bytes
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; the file written there replaces `path` when the block ends.
+    """Yields a temporary path beside `path`. The file written there replaces `path` when the block ends.
 
-    Readers find the old file or the new one, never a part: after a loss of power too, as the file and its folder are
-    synced to the disk. If the block raises, the temporary file is removed. Several writers do not disturb one another;
-    the last one to finish wins.
+    Readers find the old file or the new one, never a part of it. This holds after a loss of power too, since the file
+    and its folder are synced to the disk. If the block raises, the temporary file is removed and `path` stays as it
+    was. Several processes may write the same path at once: the last one to finish determines the content.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or `path` is a folder.
     """
     path = Path(path)
     if path.is_dir():
@@ -31,7 +31,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     _remove_abandoned(path)
     temporary = path.with_name(f"{path.name[:LONGEST]}.{secrets.token_hex(4)}{SUFFIX}")
     try:
-        temporary.touch()  # with the permissions of this process's files, which some libraries make narrower
+        temporary.touch()  # with this process's default permissions, which some libraries narrow
         mode = temporary.stat().st_mode
         yield temporary
         if temporary.stat().st_mode != mode:
@@ -47,7 +47,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Removes the temporary files that killed writers of `path` left."""
+    """Removes temporary files of `path` that nobody has written to for `ABANDONED` seconds: their writer was killed."""
     for leftover in path.parent.glob(f"{glob.escape(path.name[:LONGEST])}.*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - leftover.stat().st_mtime > ABANDONED:
@@ -59,7 +59,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of file systems that cannot sync
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # what file systems that cannot sync answer
             raise
     finally:
         os.close(descriptor)

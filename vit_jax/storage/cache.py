@@ -1,8 +1,9 @@
 """A folder with copies of remote files, limited in size: the least recently used copies are removed first.
 
 `VIT_JAX_CACHE` names the folder, `VIT_JAX_CACHE_GB` its limit. Several processes may use it at once: `files/lock`
-guards every look-up and change. Each copy also has its own lock: exclusive for the process that makes it, shared by the
-processes that use it. Lock files are never removed, as other processes may be waiting for them.
+guards every look-up and change. Each copy also has its own lock: the process that makes the copy holds this lock
+exclusively, and the processes that use the copy share it. Lock files are never removed, since other processes may be
+waiting for them.
 """
 
 import contextlib
@@ -19,17 +20,17 @@ DEFAULT_GB = 50.0
 
 
 class NoRoom(UserError):
-    """A copy does not fit beside those that are in use."""
+    """A copy does not fit into the cache beside the copies that are in use."""
 
 
-_locks: dict[Path, IO[str]] = {}  # folder that this process uses -> its lock, open until the process ends
+_locks: dict[Path, IO[str]] = {}  # folder that this process uses -> its open lock
 
 
 def root() -> Path:
     """Returns the cache folder, which is created if needed. Everything that is kept between runs lies below it.
 
     Raises:
-        UserError: it cannot be created.
+        UserError: the folder cannot be created.
     """
     path = _root_path()
     with write_errors(path):
@@ -38,7 +39,7 @@ def root() -> Path:
 
 
 def max_bytes() -> int:
-    """Returns how many bytes the copies may take.
+    """Returns how many bytes the copies may take together.
 
     Raises:
         UserError: `VIT_JAX_CACHE_GB` is not a number.
@@ -56,11 +57,11 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
     Args:
         key: identifies the content: different content has a different key.
         what: the name of the content in error messages.
-        size: bytes of the content.
-        fill: writes the content into an empty folder; called if the folder is not cached yet.
+        size: the size of the content in bytes.
+        fill: writes the content into the empty folder that it is given; called only if the folder is not cached yet.
 
     Raises:
-        UserError: the content does not fit beside what is in use, or cannot be written.
+        UserError: the content does not fit into the cache beside the copies in use, or cannot be written.
     """
     copy = root() / "files" / key
     if copy not in _locks:
@@ -72,9 +73,9 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
 
 
 def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> tuple[Path, IO[str]]:
-    """Returns the folder that is cached under a key, and its lock: the folder stays until that is closed.
+    """Returns the folder that is cached under a key, and its lock. The folder stays until the caller closes the lock.
 
-    Takes and raises what `cached_folder` does.
+    The arguments and the errors are those of `cached_folder`.
     """
     folder = root() / "files"
     copy = folder / key
@@ -91,7 +92,7 @@ def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
                         _make_room(copy, what, size)
                         _record_size(lock, size)
                 if not acquired:
-                    fcntl.flock(lock, fcntl.LOCK_SH)  # another is copying it: wait, then look again
+                    fcntl.flock(lock, fcntl.LOCK_SH)  # another process is copying it: wait, then look again
                     continue
                 if not exists:
                     _make_copy(copy, lock, fill)
@@ -101,7 +102,7 @@ def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
 
 
 def lock_folder(folder: Path) -> bool:
-    """Locks a folder until this process ends or unlocks it; returns False if it is locked."""
+    """Locks a folder until this process ends or unlocks it; returns False if any process holds the lock already."""
     with write_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = _open_lock(folder)
@@ -177,7 +178,18 @@ def _unfinished_path(copy: Path) -> Path:
 
 
 def _make_room(copy: Path, what: str, size: int) -> None:
-    """Removes unfinished copies and then, until `size` more bytes fit, copies that no process uses."""
+    """Removes unfinished copies, then makes room for `size` bytes.
+
+    Of the copies that no process uses, the least recently used ones are removed until `copy` fits.
+
+    Args:
+        copy: the folder that is to be filled; the caller holds its lock.
+        what: the name of its content in error messages.
+        size: the size of its content in bytes.
+
+    Raises:
+        NoRoom: the copies in use leave less than `size` bytes; no finished copy is removed.
+    """
     used, unused = 0, []
     for path in copy.parent.glob("*.lock"):
         other = path.with_suffix("")

@@ -1,6 +1,7 @@
 """Files by path, local or remote: `gs://bucket/name`, `s3://bucket/name` or any other path that fsspec opens.
 
-Every access to remote files goes through this module. Errors of a store's library, and its silence, become sentences.
+Every access to remote files goes through this module. An error of a store's library becomes a `UserError`, and so does
+the lack of an answer.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from vit_jax.storage.stores import EXTRAS, open_store
 CONCURRENT_REQUESTS = 16
 # Progress is reported part by part: with parts of 50 MB, ten at once, each would take too long on a slow line.
 UPLOAD_OPTIONS = {"chunksize": 2**23, "max_concurrency": 4}
-REPEATED = {"read", "list"}  # what may be asked again
+REPEATED = {"read", "list"}  # the operations that are repeated after a transient error
 
 
 def is_remote(path: str) -> bool:
@@ -33,12 +34,12 @@ def is_remote(path: str) -> bool:
 
 
 def absolute_path(path: str) -> str:
-    """Returns the path, absolute if it is local."""
+    """Returns the absolute form of a local path, with `~` expanded; a remote path as it is."""
     return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def relative_path(path: str) -> str:
-    """Returns a local path relative to the current folder if it lies below it; else the path."""
+    """Returns a local path relative to the current folder if it lies below that folder; any other path as it is."""
     return path.removeprefix(f"{os.getcwd()}/")
 
 
@@ -48,7 +49,7 @@ def join_path(folder: str, *names: str) -> str:
 
 
 def hub_commit(name: str, revision: str | None) -> str:
-    """Returns the commit of a revision of a data set on the Hugging Face hub; raises UserError as `read_bytes` does."""
+    """Returns the commit of a revision (None: main) of the data set OWNER/NAME on the hub; raises as `read_bytes`."""
 
     def ask(store: Any, _: str, __: timeout.Progress) -> str:
         import huggingface_hub  # there if its store could be opened
@@ -63,7 +64,7 @@ def read_bytes(path: str) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     if is_remote(path):
         return _call_store("read", path, lambda store, name, _: store.cat_file(name))
@@ -80,7 +81,7 @@ def write_bytes(path: str, content: bytes) -> None:
     """Writes a file, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     if is_remote(path):
         _call_store("write", path, lambda store, name, _: store.pipe_file(name, content))
@@ -101,9 +102,9 @@ def exists(path: str) -> bool:
 
 
 def expand_pattern(pattern: str) -> dict[str, Version | None]:
-    """Returns path -> version of the files that a pattern with `*`, `?` and `[...]` matches, sorted.
+    """Returns path -> version of the files that match a pattern with `*`, `?` and `[...]`, sorted by path.
 
-    The versions are those that one listing of a store states, of local files None.
+    The version of a remote file is the one that the store's listing states. The version of a local file is None.
 
     Raises:
         UserError: the store refuses or does not answer.
@@ -119,7 +120,7 @@ def expand_pattern(pattern: str) -> dict[str, Version | None]:
 
 
 def list_files(folder: str) -> list[str]:
-    """Returns the sorted names, relative to a remote folder, of all files below it; none if it does not exist.
+    """Returns the sorted names of all files below a remote folder, relative to it; [] if it does not exist.
 
     Raises:
         UserError: the store refuses or does not answer.
@@ -128,7 +129,7 @@ def list_files(folder: str) -> list[str]:
 
 
 def list_versions(folder: str) -> dict[str, Version]:
-    """Returns the versions of all files below a remote folder, by their names relative to it, sorted.
+    """Returns name -> version of all files below a remote folder, sorted by name. Names are relative to the folder.
 
     Raises:
         UserError: the store refuses or does not answer.
@@ -139,9 +140,9 @@ def list_versions(folder: str) -> dict[str, Version]:
 def file_version(path: str) -> str:
     """Returns a short text that differs between a file and another that replaces it.
 
-    It contains the size and, of a local file, its time; of a remote one, what its store knows: a version, a checksum or
-    a time. If the store knows none of these, the text is unique to this process and its workers, so that no later
-    process finds what is cached under it.
+    The text contains the size and, for a local file, the time of its modification. For a remote file it contains what
+    the store states instead: a version, a checksum or a time. If the store states none of these, the text is unique to
+    this process and its workers, so that no later process finds what is cached under it.
 
     Raises:
         UserError: the file does not exist, or its store refuses or does not answer.
@@ -154,15 +155,15 @@ def file_version(path: str) -> str:
 
 
 def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
-    """Returns a local path of a file: its own, or that of a copy of a remote file.
+    """Returns a local path of a file: the path itself if it is local, else the path of a copy.
 
     The copy lies in the `cache` and is made again when the remote file has changed.
 
     Args:
-        path: of the file.
-        *beside: names of files in the same folder to copy along with it.
-        version: of the file that is wanted, as `expand_pattern` states it; None: the present one, for which the
-            store is asked.
+        path: the path of the file.
+        *beside: names of files in the same folder that are copied along with it.
+        version: the version of the file that is wanted, as `expand_pattern` states it; None: the present version, for
+            which the store is asked.
 
     Raises:
         UserError: the file cannot be read, has been replaced, or does not fit into the cache.
@@ -175,9 +176,9 @@ def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
 
 
 def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callable[[], None]]:
-    """Returns a local path of a file, as `local_copy` does, and a function that gives it back.
+    """Returns a local path of a file, as `local_copy` does, and a function that releases the copy.
 
-    The copy stays until it is given back. A file that is still open at that moment can be read to its end.
+    The copy is not removed before it is released. A file that is still open at that moment can be read to its end.
 
     Raises:
         UserError: as `local_copy`.
@@ -190,7 +191,7 @@ def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callabl
 
 
 def local_copy_of_folder(folder: str, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """Returns a local folder with copies of files of a remote folder, cached as those of `local_copy`.
+    """Returns a local folder with copies of files of a remote folder. They are cached like the copies of `local_copy`.
 
     Args:
         folder: the remote folder.
@@ -210,11 +211,11 @@ def download(folder: str, names: Iterable[str], target: Path) -> None:
 
     Args:
         folder: the remote folder.
-        names: of the files, relative to the folder; or name -> version, and then other versions are refused.
+        names: the names of the files, relative to the folder; or name -> version, which refuses other versions.
         target: the local folder.
 
     Raises:
-        UserError: they cannot be read, or have been replaced.
+        UserError: a file cannot be read, or has been replaced.
     """
     versions = names if isinstance(names, Mapping) else dict.fromkeys(names)
 
@@ -227,10 +228,10 @@ def download(folder: str, names: Iterable[str], target: Path) -> None:
 
 
 def upload(path: str | Path, remote: str) -> None:
-    """Writes a local file to a remote path, whole or not at all.
+    """Copies a local file to a remote path, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the remote file cannot be written.
     """
     _call_store(
         "write",
@@ -242,10 +243,10 @@ def upload(path: str | Path, remote: str) -> None:
 def move_folder(folder: str, names: list[str], target: str) -> None:
     """Moves files of a remote folder, named relative to it, to another folder of the same store.
 
-    All files are copied before any is removed; the first name is removed before the others.
+    All files are copied before any is removed. The first of `names` is removed before the others.
 
     Raises:
-        UserError: they cannot be copied or removed.
+        UserError: a file cannot be copied or removed.
     """
 
     def copy(name: str) -> None:
@@ -262,7 +263,7 @@ def remove_files(folder: str, names: list[str]) -> None:
     """Removes files of a remote folder, named relative to it. Files that do not exist are skipped.
 
     Raises:
-        UserError: they cannot be removed.
+        UserError: a file cannot be removed.
     """
 
     def rm(store: Any, name: str, _: Any) -> None:
@@ -274,15 +275,15 @@ def remove_files(folder: str, names: list[str]) -> None:
 
 
 def _info(path: str) -> dict[str, Any]:
-    """Returns the store's entry of a remote file."""
+    """Returns the store's entry of a remote file: fsspec's `info`."""
     return _call_store("read", path, lambda store, key, _: store.info(key))
 
 
 def _wanted(path: str, version: Version | None) -> Version:
-    """Returns a version that the store has stated, or else states now.
+    """Returns `version` if it is known (`Version.is_known`), else the version that the store states now.
 
     Raises:
-        UserError: the path is a folder, or as `_info`.
+        UserError: the path is a folder, or an error of `_call_store`.
     """
     if version and version.is_known:
         return version
@@ -293,7 +294,7 @@ def _wanted(path: str, version: Version | None) -> Version:
 
 
 def _listing(folder: str) -> dict[str, dict[str, Any]]:
-    """Returns relative name -> the store's entry of each file; asks folder by folder, many at once."""
+    """Returns name, relative to `folder` -> the store's entry, for all files below. Lists many folders at once."""
 
     def list_folder(relative: str) -> dict[str, dict[str, Any]]:
         def entries(store: Any, top: str, _: Any) -> dict[str, dict[str, Any]]:
@@ -322,7 +323,7 @@ def _copy_to_cache(folder: str, versions: dict[str, Version]) -> str:
 
 
 def _cached_content(folder: str, versions: dict[str, Version]) -> tuple[str, str, int, Callable[[Path], None]]:
-    """Returns what `cache.cached_folder` takes, of some files of a remote folder."""
+    """Returns the arguments of `cache.cached_folder` for files of a remote folder, given as name -> version."""
     texts = [(name, version.text) for name, version in sorted(versions.items())]
     key = hashlib.sha256(repr((folder, texts)).encode()).hexdigest()[:32]
     size = sum(version.size or 0 for version in versions.values())
@@ -331,19 +332,19 @@ def _cached_content(folder: str, versions: dict[str, Version]) -> tuple[str, str
 
 
 def _copy(path: str, version: Version | None, target: Path) -> None:
-    """Copies a remote file.
+    """Copies a remote file to `target`.
 
     Raises:
-        UserError: it cannot be read, or is of another version.
+        UserError: the file cannot be read, or is of another version than `version`, unless that is None.
     """
 
     def copy(store: Any, key: str, progress: timeout.Progress) -> None:
-        # Each copy has a name of its own: one that was given up may still write to it, or remove it.
+        # Each attempt has a file of its own: an attempt that was given up may still write to its file, or remove it.
         unfinished = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
         try:
             store.get_file(key, str(unfinished), callback=progress)
             if version:
-                # Asked behind the copy: what was replaced before or meanwhile is noticed alike.
+                # Asked after the copy, so that a replacement during the copy is noticed too.
                 now, size = store.info(key), unfinished.stat().st_size
                 # Some stores write the same time in another way when they list.
                 if version.is_replaced(now) and all(map(version.is_replaced, store.ls(key, detail=True))):
@@ -360,7 +361,9 @@ def _copy(path: str, version: Version | None, target: Path) -> None:
 
 
 def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress], Any]) -> Any:
-    """Returns what `call(store, name in it, progress)` returns.
+    """Returns what `call(store, key, progress)` returns; `key` is the name by which the store knows `path`.
+
+    `verb` names the operation in messages. An operation in `REPEATED` is repeated after a transient error.
 
     Raises:
         UserError: a package is missing, the file does not exist, or the store refuses or does not answer.

@@ -1,4 +1,4 @@
-"""The revision of a data set on the Hugging Face hub: `hf://datasets/OWNER/NAME@REVISION/path`."""
+"""The revisions of data sets on the Hugging Face hub: `hf://datasets/OWNER/NAME@REVISION/path`."""
 
 import re
 
@@ -9,7 +9,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def pin_revision(path: str) -> str:
-    """Returns a path or a source on the hub with the commit of its revision, by default of main; others as they are.
+    """Returns a path or a source in which the revision of a data set on the hub is replaced by its commit.
+
+    Where no revision is stated, the commit of main is inserted. A path that is not on the hub is returned as it is.
 
     Raises:
         UserError: there is no such data set or revision, or the hub does not answer.
@@ -24,7 +26,7 @@ def pin_revision(path: str) -> str:
 
 
 def unpin_revision(path: str) -> str:
-    """Returns a path or a source without the commit that it states, if it states one."""
+    """Returns a path or a source without the commit that it states. A revision that is not a commit stays."""
     return DATASET.sub(
         lambda match: f"hf://datasets/{match['name']}" if COMMIT.fullmatch(match["revision"] or "") else match[0], path
     )

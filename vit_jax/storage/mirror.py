@@ -1,4 +1,4 @@
-"""The local side of a workdir: a run writes its files locally, and a remote workdir gets each of them whole."""
+"""The local side of a workdir: a run writes its files locally, and each file is uploaded whole to a remote workdir."""
 
 import contextlib
 import hashlib
@@ -19,19 +19,19 @@ from vit_jax.storage.atomic import SUFFIX
 
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
-GROWTH = 1 / 8  # of a file since its last upload in the background, from which on the next is worth it
-SMALL = 2**14  # bytes of a file that is uploaded however little it has grown
+GROWTH = 1 / 8  # share by which a file must have grown since its last upload to be uploaded again in the background
+SMALL = 2**14  # a file of fewer bytes is uploaded however little it has grown
 UNMIRRORED = "checkpoints"  # the folder that Orbax writes itself
 AT_THE_END = "wandb"  # the folder of another program's working files
 RELEASE = 60.0  # seconds that an earlier run of this process may take to finish
-UPLOADED_LAST = "model.npz"  # whoever finds the weights finds what describes them, `model.json`
+UPLOADED_LAST = "model.npz"  # a reader that finds the weights also finds `model.json`, which describes them
 
 
 def check_workdir(workdir: str | Path) -> str:
-    """Returns the path of a workdir as text.
+    """Returns the path of a workdir as text, with `~` expanded and without a slash at the end.
 
     Raises:
-        UserError: it is not of a kind that can be written to.
+        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...
     """
     location = str(workdir)
     if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
@@ -40,7 +40,7 @@ def check_workdir(workdir: str | Path) -> str:
 
 
 def check_init_from(source: str | None, location: str) -> None:
-    """Raises UserError if a run would replace what it starts from: its own workdir's model or checkpoints."""
+    """Raises UserError if `source` is the model or a checkpoint of the workdir `location`: the run would replace it."""
     own = filesystem.absolute_path(location).rstrip("/")
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
     if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{UNMIRRORED}/"):
@@ -56,7 +56,7 @@ def open_mirror(location: str, names: tuple[str, ...]) -> "LocalFolder | Mirror"
 
 
 def owner_of(location: str) -> str:
-    """Returns the name of the local folder of this host for a remote workdir."""
+    """Returns the name of the local folder in which this host keeps its files of a remote workdir."""
     return hashlib.sha256(f"{location} {jax.process_index()}".encode()).hexdigest()[:16]
 
 
@@ -93,10 +93,11 @@ class Mirror:
     """
 
     def __init__(self, location: str, names: tuple[str, ...]):
-        """Starts with copies of the files in `names` that the workdir has.
+        """Empties the local folder and downloads to it those files of `names` that the workdir has.
 
         Raises:
-            UserError: another process on this machine writes to the workdir, or the store refuses or does not answer.
+            UserError: another process on this machine writes to the workdir, an earlier run of this process has not
+                released it after `RELEASE` seconds, or the store refuses or does not answer.
         """
         self._location = location
         self._thread: threading.Thread | None = None
@@ -121,10 +122,11 @@ class Mirror:
         self._sent = self._files(last=False)
 
     def push(self) -> None:
-        """Uploads changed files in the background, unless an upload is running or ended a short time ago.
+        """Uploads changed files in the background. An error is logged; if the store does not answer, `flush` raises it.
 
-        A file that has grown by less than an eighth waits, unless it is small: the uploads of a growing file add up to
-        nine times its size.
+        Does nothing while an upload is running, for `UPLOAD_INTERVAL` seconds after the last one, and once the store
+        has not answered. A file that has grown by less than an eighth since its last upload waits, unless it is small:
+        so all uploads of a growing file add up to at most about nine times its size.
         """
         if (
             self._unanswered
@@ -136,10 +138,13 @@ class Mirror:
         self._thread.start()
 
     def flush(self, last: bool = False) -> None:
-        """Uploads changed files now; the `last` time, those that only matter then, too.
+        """Uploads all changed files and waits until they have arrived.
+
+        Args:
+            last: whether this is the last upload of the run, in which the files of `AT_THE_END` are uploaded too.
 
         Raises:
-            UserError: the store refuses or does not answer.
+            UserError: the store refuses or does not answer, or has not answered an upload in the background.
         """
         if self._thread is not None:
             self._thread.join()
@@ -156,7 +161,7 @@ class Mirror:
         return filesystem.exists(filesystem.join_path(self._location, name))
 
     def unlink(self, name: str) -> None:
-        """Removes a file from both folders, if it exists.
+        """Removes a file from the local folder and from the remote workdir, if it exists.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -165,14 +170,17 @@ class Mirror:
         filesystem.remove_files(self._location, [name])
 
     def close(self) -> None:
-        """Removes the local folder."""
+        """Removes the local folder and unlocks it. Uploads nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         cache.unlock_folder(self.path)
 
     def _files(self, last: bool) -> dict[str, tuple[int, int]]:
-        """Returns the local files in the order of their upload: name -> size and time of change."""
+        """Returns name -> (bytes, time of modification in ns) of the local files, in the order of their upload.
+
+        Files of `UNMIRRORED` are left out, and files of `AT_THE_END` too unless `last`.
+        """
         files = {}
-        for folder, folders, names in os.walk(self.path):  # which passes over folders that vanish
+        for folder, folders, names in os.walk(self.path):  # `os.walk` passes over folders that vanish
             if Path(folder) == self.path:
                 folders[:] = [name for name in folders if name != UNMIRRORED and (last or name != AT_THE_END)]
             for path in (Path(folder, name) for name in names):

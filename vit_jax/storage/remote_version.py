@@ -1,4 +1,4 @@
-"""What a store states of a file, by which it is told from another that replaces it."""
+"""Versions of remote files: what a store states of a file that changes when another file replaces it."""
 
 import os
 import uuid
@@ -16,9 +16,9 @@ class Version(NamedTuple):
     """The version of a remote file; it can be sent to other processes.
 
     Attributes:
-        size: in bytes, if it is stated.
-        field: one of FIELDS, or empty: the store states none.
-        value: of the field; without a field, a text that is unique to this process and its workers.
+        size: the size in bytes; None: the store does not state it.
+        field: the name of the field that identifies the version, one of FIELDS; empty: the store states none of them.
+        value: the value of `field`. Without a field, a text that is unique to this process and its workers.
     """
 
     size: int | None
@@ -32,11 +32,11 @@ class Version(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the store tells one file from another that replaces it."""
+        """Whether the store states the size and a field that changes when another file replaces this one."""
         return bool(self.field) and self.size is not None
 
     def is_replaced(self, info: dict[str, Any]) -> bool:
-        """Returns whether a store's later entry is of another file; False if the entry does not state the field."""
+        """Returns whether a store's later entry is of another file; False if the entry does not state `field`."""
         return bool(self.field) and str(info.get(self.field, self.value)) != self.value
 
 

@@ -1,9 +1,9 @@
-"""What is asked again when a store fails for a while, and after which waits.
+"""Which calls to a store are repeated after a transient error, and how long the waits between them are.
 
-Who asks again: gcsfs sends a request up to 6 times (408, 429, 5xx, resets, silence; 35 seconds of waits), botocore and
-s3fs up to 5 times each, fsspec's HTTP once. A request that they give up on, or do not repeat, is repeated here until
-nothing has come for `timeout.TIMEOUT`. Only reads and listings are: an upload that is sent anew might arrive after a
-newer one.
+The libraries repeat requests themselves: gcsfs sends a request up to 6 times (408, 429, 5xx, resets, silence; 35
+seconds of waits), botocore and s3fs up to 5 times each, fsspec's HTTP once. A call on which a library gives up is
+repeated here until there was no progress for `timeout.TIMEOUT` seconds. Only reads and listings are repeated here: an
+upload that is sent anew might arrive after a newer one.
 """
 
 import itertools
@@ -28,7 +28,7 @@ TRANSIENT = {
 
 
 class ShortRead(ConnectionError):
-    """A store has sent another number of bytes than it states."""
+    """A store has sent another number of bytes than it states for the file."""
 
 
 def is_busy(status: object) -> bool:
@@ -48,7 +48,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def waits() -> Iterator[float]:
-    """Yields the seconds before each repetition: they double, and many processes do not come back at once."""
+    """Yields the seconds to wait before each repetition, without end.
+
+    The waits double up to `LONGEST_WAIT`. A random factor keeps many processes from repeating at the same moment.
+    """
     for number in itertools.count():
         yield random.uniform(0.5, 1) * min(FIRST_WAIT * 2**number, LONGEST_WAIT)
 
@@ -56,9 +59,12 @@ def waits() -> Iterator[float]:
 def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:
     """Returns what a call returns; repeats the call while it fails in a transient way.
 
+    Returns None if the call was abandoned (`Progress.abandoned`).
+
     Raises:
-        OSError: it has failed so for `timeout.TIMEOUT` without progress; the reason is that of the last time.
-        Exception: raised by the call, unchanged.
+        OSError: the call has failed in transient ways, without progress, for `timeout.TIMEOUT` seconds. The message is
+            the reason of the last failure.
+        Exception: an error of the call that is not transient, unchanged.
     """
     began = time.monotonic()
     for wait in waits():
@@ -72,7 +78,7 @@ def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) 
                 raise OSError(f"{progress.fault} (for {time.monotonic() - began:.0f} s)") from error
         if progress.abandoned.wait(wait):
             break
-    return None  # which nobody reads
+    return None  # nobody reads it
 
 
 def report(what: str, progress: timeout.Progress, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The file systems of fsspec, as this package opens them: their limits of time, and what they tell of their faults."""
+"""Opens fsspec's file systems with time limits, and notes the errors after which their libraries repeat requests."""
 
 import asyncio
 import functools
@@ -13,14 +13,15 @@ from vit_jax.storage import retry, timeout
 # Protocol -> the extra that opens its paths.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hub"}
 SILENCE = 20.0  # seconds without a byte after which a connection is given up for another
-LONGEST_RETRY_AFTER = 30.0  # seconds for which a store may ask
+LONGEST_RETRY_AFTER = 30.0  # the longest wait in seconds for which a store may ask
 
 
 @functools.cache
 def open_store(server: str, process: int) -> Any:
     """Returns fsspec's file system of a server, such as "gs://bucket".
 
-    All threads of a process share it and its connections; forked processes cannot, hence the process number.
+    All threads of a process share the file system and its connections. A forked process cannot use them, so `process`,
+    the process id, is part of the key under which a file system is kept.
     """
     _configure()
     protocol = server.partition("://")[0]
@@ -36,7 +37,7 @@ def _options(protocol: str) -> dict[str, Any]:
 
 
 def _configure() -> None:
-    """Sets the defaults of the stores that this package and, through fsspec too, Orbax open from now on."""
+    """Sets fsspec's defaults for gs:// and s3://, for the file systems that this package and Orbax open from now on."""
     for protocol in ("gs", "gcs", "s3", "s3a"):
         _options(protocol)["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
     for protocol in ("s3", "s3a"):
@@ -45,7 +46,7 @@ def _configure() -> None:
 
 
 def _configure_google() -> None:
-    """Limits how long gcsfs and TensorStore (which Orbax uses) wait for a silent server; by default they never stop."""
+    """Limits how long gcsfs and TensorStore (Orbax uses it) wait for a silent server: by default they wait forever."""
     for protocol in ("gs", "gcs"):
         _options(protocol)["requests_timeout"] = _http_limits()
         _options(protocol)["session_kwargs"] = {"trace_configs": [_trace()]}
@@ -60,12 +61,15 @@ def _http_limits() -> Any:
 
 
 def _trace() -> Any:
-    """Returns what notes the faults of requests that a library repeats silently, and waits as long as a store asks."""
+    """Returns an aiohttp trace for the requests of a library that repeats them silently.
+
+    The trace notes the reason of a repetition in the current `Progress`, and waits as long as a store asks.
+    """
     import aiohttp
 
     async def begin(session: Any, context: Any, request: Any) -> None:
         progress = timeout.current.get()
-        if progress and request.url.query.get("alt") == "media":  # gcsfs asks for contents that broke off again
+        if progress and request.url.query.get("alt") == "media":  # gcsfs repeats a request for contents that broke off
             key = (request.url, request.headers.get("Range"))
             if key in progress.requests and not progress.fault:
                 progress.fault = "the connection broke off"
@@ -79,7 +83,7 @@ def _trace() -> Any:
 
     async def fail(session: Any, context: Any, request: Any) -> None:
         progress = timeout.current.get()
-        if progress and isinstance(request.exception, Exception):  # and not the end of one of several requests at once
+        if progress and isinstance(request.exception, Exception):  # not the cancellation of one of several requests
             progress.fault = reason(request.exception)
 
     trace = aiohttp.TraceConfig()
@@ -90,7 +94,10 @@ def _trace() -> Any:
 
 
 async def _wait_as_asked(retry_after: str) -> None:
-    """Waits the seconds that a Retry-After states. Where it states a date, the usual waits between requests suffice."""
+    """Waits the seconds that a Retry-After header states, at most `LONGEST_RETRY_AFTER`.
+
+    Does not wait if the header states a date or is missing: the usual waits between requests suffice.
+    """
 
     if retry_after.isdecimal():
         await asyncio.sleep(min(float(retry_after), LONGEST_RETRY_AFTER))

@@ -16,13 +16,13 @@ TIMEOUT = 60.0  # seconds without an answer or progress
 
 
 class Progress(Callback):
-    """Receives fsspec's report of each part that was copied: a call that makes progress may take longer.
+    """Receives fsspec's report of each part that was copied. The time limit of a call counts from its last progress.
 
     Attributes:
-        last: when a byte came that had never come before, or the call began; as `time.monotonic`.
-        fault: the last reason for which something was tried again, or empty.
-        requests: those for contents that the call has sent.
-        abandoned: set when nobody waits for the call any longer; it ends at its next part.
+        last: the time of `time.monotonic` at which the call began or last made progress.
+        fault: the reason of the last repetition; empty if nothing was repeated.
+        requests: the requests for contents that the call has sent.
+        abandoned: set when nobody waits for the call any longer. The call then ends at its next part.
     """
 
     def __init__(self):
@@ -33,12 +33,12 @@ class Progress(Callback):
         self._furthest = 0
 
     def set_size(self, size: int | None) -> None:
-        """Records that a copy begins, perhaps anew: its first parts are no progress then."""
+        """Records that a copy begins, perhaps anew. Parts that came in an earlier attempt already are no progress."""
         self.value = 0
         super().set_size(size)
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Records that progress was made.
+        """Records progress if more bytes have come than ever before in this call.
 
         Raises:
             CancelledError: the call was abandoned.
@@ -58,15 +58,16 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
     """Returns what a call returns, or raises what it raises.
 
     The call runs in a thread of its own, which is abandoned at the limit: some libraries neither give up nor can be
-    stopped. There, and in the tasks that it starts, `current` is its progress.
+    stopped. In this thread, and in the tasks that it starts, `current` is the `Progress` of the call.
 
     Args:
         what: the name of the file or server in the error message.
-        call: takes a callback to which it may report progress.
-        seconds: the limit; `TIMEOUT` if None.
+        call: takes the `Progress` to which it may report parts.
+        seconds: the time limit; `TIMEOUT` if None.
 
     Raises:
         NoAnswer: there was neither an answer nor progress for that long.
+        CancelledError: the process ends.
     """
     seconds = TIMEOUT if seconds is None else seconds
     answer: concurrent.futures.Future = concurrent.futures.Future()
@@ -98,7 +99,7 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
 
 
 def _end_calls() -> None:
-    """Abandons all calls of this process, those to come too."""
+    """Ends the waiting for all calls of this process, present and future ones, with `CancelledError`."""
     _ended.set()
     for answer in list(_waiting):
         with contextlib.suppress(concurrent.futures.InvalidStateError):

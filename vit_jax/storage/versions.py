@@ -1,4 +1,4 @@
-"""What computed a result that is kept: the source of the package, and the versions of libraries."""
+"""The code that computed a result that is kept: a digest of the package's source, and the versions of libraries."""
 
 import hashlib
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ IMAGE_LIBRARIES = ("numpy", "opencv-python", "opencv-python-headless", "pillow",
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of those libraries that are installed, by name."""
+    """Returns name -> version for those of the libraries that are installed."""
     distributions = {
         name: next(iter(metadata.distributions(name=name)), None) for name in names
     }  # the first one is imported

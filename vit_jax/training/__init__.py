@@ -1,4 +1,4 @@
-"""A training run: its folder, how it begins, what is done beside the steps, how it ends."""
+"""A training run: its folder, its start, the logs, saves and evaluations between the steps, and its end."""
 
 import lazy_loader
 

@@ -21,7 +21,7 @@ from vit_jax.config import (
 )
 from vit_jax.program import model_without_data
 
-SHAPE = ("width", "depth", "mlp_dim", "num_heads", "stages")  # fields of the model that its name may determine
+SHAPE = ("width", "depth", "mlp_dim", "num_heads", "stages")  # fields of the model that follow from its name if unset
 ABSENT = object()
 
 
@@ -30,11 +30,12 @@ class FieldLine:
     """A field of a resolved recipe.
 
     Attributes:
-        name: dotted.
-        value: None: unset.
-        origin: base, recipe, argument (of the recipe), command line or derived (from other fields).
+        name: the dotted name, such as data.source.
+        value: the resolved value; None: unset.
+        origin: where the value comes from: base, recipe, argument (of the recipe), command line or derived (from other
+            fields).
         changed: whether the value differs from the default.
-        meaning: one line.
+        meaning: one line of text.
     """
 
     name: str
@@ -49,7 +50,10 @@ class FieldLine:
 
 
 def print_config(argv: list[str]) -> None:
-    """Prints the recipe that a command line asks for, a line a field.
+    """Prints the resolved recipe that a command line asks for, one line per field.
+
+    Args:
+        argv: the program's name, then its flags.
 
     Raises:
         UserError: the command line or the recipe is wrong.
@@ -62,7 +66,9 @@ def print_config(argv: list[str]) -> None:
 
 
 def explain_config(line: CommandLine) -> list[FieldLine]:
-    """Returns the fields that result from the recipe and the flags, in the order of their declaration; opens no data.
+    """Returns the fields that result from the recipe and the flags, in the order of their declaration.
+
+    No data is opened.
 
     Raises:
         UserError: the recipe is wrong.
@@ -92,7 +98,7 @@ def explain_config(line: CommandLine) -> list[FieldLine]:
 
 
 def _flat_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Returns the fields of a recipe; none if it does not do without an argument."""
+    """Returns dotted name -> value of a recipe's fields; empty if the recipe raises a UserError."""
     try:
         return flatten_config(recipe.make_config())
     except UserError:
@@ -100,8 +106,10 @@ def _flat_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def derive_values(config: ConfigDict) -> dict[str, Any]:
-    """Returns what follows from other fields: durations in steps, images per evaluation step, the model's shape, and
-    what the optimizer's fields are.
+    """Returns dotted name -> value of the fields whose values follow from other fields.
+
+    These are the images per evaluation step, unset fields of the optimizer, unset fields of the model's shape and, if
+    `data.num_examples` is set, the durations in steps.
 
     Raises:
         UserError: the model or the preprocessing is wrong.

@@ -13,13 +13,22 @@ from vit_jax.program import Program
 def load_init(
     source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
 ) -> tuple[dict[str, Any], str]:
-    """Returns the parameters of `init_from`, by name, adapted to the model of this run, and words on what they are.
+    """Loads weights and adapts them to the model of a run.
+
+    Args:
+        source: the value of `config.init_from`.
+        config: the configuration of the run.
+        program: the program of the run.
+        class_names: the names of the classes of the run's data, or None.
+
+    Returns:
+        Name of a parameter -> its value, and a text that says what the weights are.
 
     Raises:
-        UserError: they cannot be read, or do not suit the model.
+        UserError: the weights cannot be read, or do not suit the model.
     """
     with errors_of(f"init_from={source}"):
-        # Resized once, from the patches as they were trained, and only if that was asked for.
+        # FlexiViT weights are resized once, from the patch size that they were trained with, and only on request.
         keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
         asked = {key: program.model.field(key) for key in keys}
         loaded, params = interop.load(source, resample=config.resample, **asked)
@@ -34,17 +43,18 @@ def load_init(
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:
-    """Compares the values of the pixels that weights were trained on with those of a run.
+    """Compares the range of pixel values that weights were trained on with the range in a run.
 
-    Weights that are trained further adapt to other values; a warning says that they differ.
+    If the ranges differ, there is an error for weights that are used with their head, and a warning for others: those
+    are trained further and adapt to the new range. Nothing is compared if the weights do not state their preprocessing.
 
     Args:
         loaded: the model of the weights.
-        config: of the run.
-        uses_head: whether the weights are used as they are, with their head.
+        config: the configuration of the run.
+        uses_head: whether the weights are used with their head.
 
     Raises:
-        UserError: the values differ, and the weights are used as they are.
+        UserError: the ranges differ and `uses_head` is true.
     """
     pipes = [pipe for pipe in (loaded.preprocess, config.data.preprocess) if pipe is not None]
     theirs, ours = (f"value_range({low:g},{high:g})" for low, high in map(data.value_range_of, (pipes[0], pipes[-1])))

@@ -1,4 +1,4 @@
-"""A training run under way: its state, and what is done beside the training steps."""
+"""A training run in progress: its state, and the logs, saves and evaluations between the training steps."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from vit_jax.training.workdir import Workdir
 
 
 class Run:
-    """The steps of a run, its logs, saves and evaluations; in a `with`, which ends its data and its trace.
+    """The steps of a run, its logs, saves and evaluations. A context manager that closes the data and the trace.
 
     Attributes:
         state: the training state after `step` updates.
-        step: updates made.
-        metrics: of the last evaluation.
+        step: the number of updates made, including those before a restart.
+        metrics: the metrics of the last evaluation in this process; empty before one.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Run:
         supervisor: Supervisor,
         state: TrainState,
     ):
-        """Opens the batches from the step on at which `folder` starts, with the state restored or initialised there."""
+        """Opens the training batches that follow step `folder.start`; `state` is the training state at that step."""
         self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
         self._config, self._folder, self._log = config, folder, log
         self._evaluators, self._supervisor = evaluators, supervisor
-        self._failure: Exception | None = None  # of this host's data, for which all hosts end
+        self._failure: Exception | None = None  # the error of this host's data that makes all hosts end
         self._batches = data.train_batches(config, batch_sharding, folder.start, info.opened)
         self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
@@ -51,17 +51,17 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Ends the trace and the data; saves what was learnt if the run is preempted."""
+        """Closes the trace and the data; if the run is preempted, saves the state first."""
         self._supervisor.ledger.enter(Category.SAVING if isinstance(error, Preempted) else Category.UNKNOWN)
         with contextlib.closing(self._batches), contextlib.closing(self._trace):
             if isinstance(error, Preempted):
                 self._save_preempted()
 
     def steps(self) -> Iterator[tuple[int, Batch]]:
-        """Iterates over the steps that are left, and their batches.
+        """Iterates over (step, batch) for the steps that are left. `step` counts from 1 to `total_steps`.
 
         Raises:
-            UserError: the data cannot be read; what was learnt is saved.
+            UserError: the data cannot be read. With one host, the state after the last step is saved before.
         """
         for step in range(self.step + 1, self._config.total_steps + 1):
             self._trace.before(step)
@@ -71,12 +71,12 @@ class Run:
             yield step, batch
 
     def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
-        """Takes what a step returned: the state and its metrics, still on the devices.
+        """Takes the new state and the metrics of a training step, both on the devices, and logs what is due.
 
         Raises:
             NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
-            Preempted: the hosts have agreed to end here.
-            UserError: the checkpoint before could not be written.
+            Preempted: the hosts have agreed to end after this step.
+            UserError: the previous checkpoint could not be written.
         """
         self.state, self.step = state, step
         self._folder.ledger.count_step(step, values)
@@ -87,21 +87,21 @@ class Run:
         self._folder.poll()
 
     def save_due(self) -> bool:
-        """Returns whether the state is to be saved now: every `checkpoint_every` steps, every
-        `checkpoint_every_minutes` minutes, and before each evaluation.
+        """Returns whether the state must be saved now: after `checkpoint_every` steps, after `checkpoint_every_minutes`
+        minutes, or before an evaluation.
         """
         return self._supervisor.save_due() or self.evaluation_due() or self.step % self._config.checkpoint_every == 0
 
     def evaluation_due(self) -> bool:
-        """Returns whether any evaluation is due now."""
+        """Returns whether an evaluation is due after the current step."""
         return bool(evals.due_evaluators(self._config, self._evaluators, self.step))
 
     def save(self) -> None:
-        """Starts to save the state.
+        """Starts to save the state. The checkpoint is written in the background.
 
         Raises:
-            UserError: the disk or store refuses it, or refused the one before.
-            NonFiniteLoss: the state is not finite; nothing is written.
+            UserError: the disk or the store refuses this checkpoint, or refused the previous one.
+            NonFiniteLoss: the state is not finite. Nothing is written then.
         """
         self._train_metrics.flush()
         with self._log.paused(), self._supervisor.phase(f"saving step {self.step}", Category.SAVING):
@@ -109,10 +109,10 @@ class Run:
             self._supervisor.note_save()
 
     def evaluate(self) -> None:
-        """Evaluates the state, which is saved, and adds the metrics to its checkpoint.
+        """Runs the due evaluations on the state, which must be saved, and adds the metrics to the newest checkpoint.
 
         Raises:
-            UserError: an evaluation failed; the message says from where the same command continues.
+            UserError: an evaluation failed. The message says from which step the same command continues.
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}", Category.EVALUATING):
             with saved_before(self.step):
@@ -123,12 +123,12 @@ class Run:
             self._folder.add_metrics(self.metrics)
 
     def evaluate_restored(self) -> None:
-        """Evaluates the restored state, if an evaluation is due at its step and was not made before the run ended."""
+        """Evaluates the restored state if an evaluation is due at its step and was not made before the restart."""
         if self.step and not self._folder.evaluated and self.evaluation_due():
             self.evaluate()
 
     def finish(self) -> dict[str, float]:
-        """Exports the model and returns the metrics of the last evaluation."""
+        """Exports the model and returns the last metrics. A run that had no steps left to make is evaluated first."""
         self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
         if self._folder.start == self._config.total_steps and not self.metrics:
             self._log.write_text(describe_end(self.step))
@@ -148,7 +148,7 @@ class Run:
         batches, hosts = self._batches, self._supervisor.hosts
         try:
             batch = next(batches)
-        except Exception:  # an unreadable image, for example: what was learnt until then is kept
+        except Exception:  # an unreadable image, for example: the state of the steps before is saved
             if self.step == self._folder.start or hosts > 1:
                 raise
             self.save()
@@ -168,18 +168,31 @@ class Run:
 
 
 def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
-    """Has all hosts save the same step and end, as this host gets no more batches; returns whether they will.
+    """Asks all hosts to save the same step and to end, because the data of this host failed.
 
-    The hosts agree on the step while this host still has batches to reach it; `left` steps have none.
+    This host still has some batches, so that it can reach the step that the hosts agree on.
+
+    Args:
+        supervisor: the supervisor of the run.
+        left: the number of the run's steps for which this host has no batch. If it is not positive, nothing is asked.
+
+    Returns:
+        Whether the hosts will end. False with a single host.
     """
     return supervisor.hosts > 1 and left > 0 and supervisor.stop_all()
 
 
 def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
-    """Waits until all hosts have saved `step`, then raises why they end: the `failure` of one host's data, or a stop.
+    """Waits until all hosts have saved `step`, then raises the reason why they end.
+
+    Args:
+        supervisor: the supervisor of the run.
+        folder: the folder of the run.
+        step: the step whose save has begun.
+        failure: the error of this host's data, if that is the reason.
 
     Raises:
-        UserError: the save was refused; or the data of a host cannot be read.
+        UserError: the save was refused, or the data of a host cannot be read.
         Preempted: otherwise.
     """
 
@@ -196,7 +209,7 @@ def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Ex
 
 
 def describe_end(step: int) -> str:
-    """Returns what to say of a run that has no steps to make."""
+    """Returns the line of the log for a run that has no steps left to make."""
     if not step:
         return "Nothing to train: total_steps is 0."
     advice = "To train again, choose another --workdir; to train longer, raise total_steps."
@@ -205,7 +218,11 @@ def describe_end(step: int) -> str:
 
 @contextlib.contextmanager
 def saved_before(step: int) -> Iterator[None]:
-    """Adds to errors inside that they cost no training: the state after `step` is saved."""
+    """Adds to errors inside the block that `step` is saved and that the same command continues from there.
+
+    Raises:
+        UserError: in place of a UserError, or of a device that has too little memory for an evaluation.
+    """
     words = f"step {step} is saved; run the same command again to continue from that step"
     try:
         yield

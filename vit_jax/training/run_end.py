@@ -1,4 +1,4 @@
-"""What a run writes at its end: its mistakes, and its page."""
+"""Writes the report of a finished run: the file of its mistakes, and an HTML page."""
 
 import dataclasses
 import functools
@@ -26,18 +26,18 @@ def report_end(
     supervisor: Supervisor,
     params: ArrayTree,
 ) -> None:
-    """Writes the mistakes of a run that has ended, if one host has trained it, and its page, if `config.report` is set;
-    the log says so.
+    """Writes the mistakes and the HTML page of a finished run into its folder, if `config.report` is set.
 
-    The run is complete and saved: whatever fails here is told, and changes neither its files nor its exit code.
+    The mistakes are written only if there is a single host and an evaluation classifies. The run is complete and saved
+    by now. Failures are written to the log and change neither the other files nor the exit code.
 
     Args:
-        config: of the run.
-        program: of its model.
-        folder: of the run.
-        log: of the run.
-        supervisor: of the run.
-        params: to evaluate, on the devices.
+        config: the configuration of the run.
+        program: the functions of its model.
+        folder: the folder of the run.
+        log: the log of the run.
+        supervisor: the supervisor of the run.
+        params: the parameters to evaluate, on the devices.
     """
     if config.report:
         with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
@@ -55,14 +55,17 @@ def _write_report(config: ConfigDict, program: Inference, folder: Workdir, param
 
 
 def write_run_page(folder: Workdir) -> None:
-    """Writes the page of one run into its folder; raises UserError if it cannot be written."""
+    """Writes the HTML page of a run into its folder; raises UserError if the page cannot be written."""
     name = posixpath.basename(folder.location)
     run = dataclasses.replace(read_run(str(folder.path), name), location=folder.location)
     write_page(str(folder.path / PAGE), make_page([run]))
 
 
 def attempt(otherwise: str, work: Callable[[], object]) -> list[str]:
-    """Does some work; if it fails, returns a line that says so. The traceback of a bug goes to the log."""
+    """Calls `work()` and returns a list of lines: empty if it succeeds, else the line `<otherwise>: <error>`.
+
+    Exceptions other than UserError are bugs; their traceback goes to Python's log.
+    """
     try:
         work()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What a run prints before it starts: versions, devices, data, sizes."""
+"""The summary that a run prints before it starts: versions, devices, data, sizes."""
 
 import math
 import platform
@@ -57,7 +57,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
 
 
 def lacks_kernel(model: Model, platform: str) -> str | None:
-    """Returns why the model's attention is a plain form where that of others is a kernel."""
+    """Returns why the model uses plain attention on a platform where other models use a kernel; None if it does not."""
     if platform in ("tpu", "gpu") and model.field("attention_pattern") not in (None, "full"):
         return NO_PATTERN
     if model.field("position") != "relative":
@@ -66,7 +66,7 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
 
 
 def parameter_table(program: Program) -> list[str]:
-    """Returns a line per parameter (name, shape, count, learning-rate multiplier, placement) and one for the total."""
+    """Returns a line per array of parameters (name, shape, count, learning-rate multiplier, sharding), then a total."""
     shapes, places = tree.flatten(program.state.params), tree.flatten(program.state_shardings.params)
     rows = [
         (

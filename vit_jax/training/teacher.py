@@ -1,4 +1,4 @@
-"""The frozen model from which a student learns besides its labels: how it is loaded, checked, placed and named."""
+"""The teacher of distillation: a frozen model that a student learns from besides its labels."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ class Teacher:
     """A teacher in the memory of this host.
 
     Attributes:
-        source: what `task.teacher` names.
-        model: for images of the size that the student is given.
-        params: NumPy arrays.
-        resample: how its positions were resampled.
+        source: the value of `task.teacher`.
+        model: the teacher's model, for images of the student's size.
+        params: its parameters as NumPy arrays.
+        resample: how its position embeddings were resampled to that size.
     """
 
     source: str
@@ -33,11 +33,11 @@ class Teacher:
 
     @functools.cached_property
     def identity(self) -> dict[str, str]:
-        """What makes it this teacher, wherever its weights lie."""
+        """A digest of the weights, and `resample`. Equal for copies of the weights in other places."""
         return {"weights": interop.digest_weights(self.source), "resample": self.resample}
 
     def place(self, inference: Inference) -> ArrayTree:
-        """Returns the parameters on the devices."""
+        """Returns the parameters as global arrays on the devices, sharded as `inference` needs them."""
         return jax.tree.map(
             lambda leaf, sharding: jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index]),
             jax.tree.map(np.asarray, self.params),
@@ -51,8 +51,9 @@ class Teacher:
 
 
 def load_teacher(config: ConfigDict) -> Teacher | None:
-    """Returns the teacher that a configuration names, its positions resampled to the student's images; None: it names
-    none.
+    """Returns the teacher in `config.task.teacher`, or None if that is unset.
+
+    Its position embeddings are resampled to the size of the student's images.
 
     Raises:
         UserError: the configuration is wrong, or the weights cannot be loaded.
@@ -69,15 +70,15 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
 
 
 def check_teacher(teacher: Teacher, identity: dict[str, str] | None, location: str) -> None:
-    """Compares the teacher of a resumed run with that of its checkpoint.
+    """Compares the teacher of a resumed run with the teacher in its checkpoint.
 
     Args:
-        teacher: of the run now.
-        identity: of the one before, and its `source`.
-        location: the workdir.
+        teacher: the present teacher.
+        identity: the `Teacher.identity` in the checkpoint, and its `source`; None: there was no teacher.
+        location: the workdir, for the message.
 
     Raises:
-        UserError: it is another one.
+        UserError: the teachers differ.
     """
     before = dict(identity or {})
     source = before.pop("source", "no teacher")

@@ -1,4 +1,4 @@
-"""How a run begins with a teacher: its weights are placed, and it is named and evaluated once."""
+"""The start of a run with a teacher: its weights are placed on the devices, and it is logged and evaluated once."""
 
 from ml_collections import ConfigDict
 
@@ -20,22 +20,23 @@ def begin_teaching(
     log: MetricWriter,
     supervisor: Supervisor,
 ) -> tuple[ArrayTree, ...]:
-    """Returns what `Program.train_step` is given besides state and batch: the teacher's parameters, on the devices.
+    """Returns the further arguments of `Program.train_step`: the teacher's parameters on the devices, or ().
 
-    The log says who the teacher is and, at a run's first start, how good by the run's own evaluations of a head.
+    The log names the teacher. At the first start of a run, it also has the metrics of the teacher, from those of the
+    run's evaluations that suit its task.
 
     Args:
-        teacher: of the run; None: there is none.
-        config: of the run.
-        program: of the run.
-        info: the run's data.
-        folder: the run's folder.
-        log: of the run.
-        supervisor: of the run.
+        teacher: the teacher; None: there is none.
+        config: the configuration of the run.
+        program: the program of the run.
+        info: the data of the run.
+        folder: the folder of the run.
+        log: the log of the run.
+        supervisor: the supervisor of the run.
 
     Raises:
-        UserError: the hosts have different teachers; the devices have too little memory; or the teacher's classes are
-            not those of the data.
+        UserError: the hosts have different teachers, the devices have too little memory, or the classes of the teacher
+            and of the data differ.
     """
     if teacher is None or program.teacher is None:
         return ()

@@ -22,18 +22,20 @@ from vit_jax.training import run_summary
 from vit_jax.training.initial_weights import load_init
 from vit_jax.training.teacher import Teacher, check_teacher
 
-LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # which a resumed run continues
+LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # files that a resumed run continues
 
 
 class Workdir:
-    """A run's folder, open for writing: a local one, gs:// or s3://. In a `with`, which finishes what is being saved.
+    """The folder of a run, open for writing. It may be local, gs:// or s3://.
+
+    As a context manager it finishes the checkpoint that is being saved when the block ends.
 
     Attributes:
-        location: the folder.
-        path: the folder itself, or one here whose files are uploaded.
-        start: steps that the run has behind it.
-        evaluated: the state after `start` was evaluated before it was saved, whether that was due or not; True at 0.
-        ledger: where the time of the run goes, once the log is open.
+        location: the folder as given.
+        path: the folder itself or, for a remote one, a local folder whose files are uploaded.
+        start: the number of steps that the run had made when this process opened it.
+        evaluated: whether the state after `start` was evaluated; True at 0.
+        ledger: the record of how the run spends its time; set by `open_log`.
     """
 
     ledger: LedgerFile
@@ -47,12 +49,11 @@ class Workdir:
         coordinator: Coordinator = SINGLE_HOST,
         teacher: Teacher | None = None,
     ):
-        """Opens the folder, and makes it if there is none; the hosts agree by `coordinator`.
+        """Opens the folder and creates it if necessary. The hosts agree by means of `coordinator`.
 
         Raises:
-            UserError: it holds another run, whose configuration differs in more than may change; or what is left of a
-                run that cannot be resumed, having no checkpoints or only damaged ones; or what this run would start
-                from; or it is remote, and the store refuses or does not answer.
+            UserError: the folder holds a run whose configuration differs in fields that may not change, the rest of a
+                run without usable checkpoints, or the weights in `init_from`; or it is remote and cannot be used.
         """
         self.location = location = check_workdir(folder)
         check_init_from(config.init_from, location)
@@ -93,7 +94,7 @@ class Workdir:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Closes the workdir, and adds to an interruption what the same command does."""
+        """Closes the workdir. An interruption gets a note that says where the same command will continue."""
         try:
             self.close()
         except BaseException as raised:
@@ -110,9 +111,11 @@ class Workdir:
     def restore_or_init(self) -> tuple[TrainState, str]:
         """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
 
+        Also sets `start` and `evaluated` to those of the restored checkpoint, as newer ones may be damaged.
+
         Raises:
-            UserError: the checkpoint is of other data, or beyond the run's end; all checkpoints are damaged; or they
-                cannot be read, or none can be written.
+            UserError: the checkpoint is of other data or another teacher, or beyond the end of the run; all checkpoints
+                are damaged or cannot be read; or no checkpoint can be written.
         """
         program = self._program
         restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
@@ -133,12 +136,12 @@ class Workdir:
         return check_manifest(manifest, self._config, self._about, self.location)
 
     def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
-        """Returns the writer of the run's metrics, after a summary of the run.
+        """Opens the logs, writes the summary of the run, and returns the writer of metrics.
 
         Args:
-            origin: of the state.
-            ledger: of the seconds that are spent.
-            watch: is given the metrics too.
+            origin: the sentence on where the state comes from, from `restore_or_init`.
+            ledger: counts the seconds that this process spends in each category.
+            watch: is called with the metrics too.
 
         Raises:
             UserError: the logs cannot be written.
@@ -177,7 +180,7 @@ class Workdir:
         return monitoring.WandbRun(self._config.wandb, self.location, self.path, self._config.to_dict())
 
     def write_config(self) -> None:
-        """Writes `config.json`, by which the run counts as started with these settings.
+        """Writes `config.json`. From now on the run counts as started with these settings.
 
         Raises:
             UserError: the workdir cannot be written to.
@@ -188,15 +191,15 @@ class Workdir:
         with self._writing():
             self._mirror.flush()  # a store that refuses is reported before the first step
 
-    def _is_complete(self) -> bool:  # then what was changed had no part in it
+    def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
         return 0 < self.start == self._config.total_steps
 
     def save(self, state: TrainState, step: int) -> None:
-        """Starts to save the state after `step`.
+        """Starts to save the state after `step`. The checkpoint is written in the background.
 
         Raises:
-            UserError: the disk or store refuses it, or refused the one before, or does not answer.
-            NonFiniteLoss: the state is not finite; nothing is written.
+            UserError: the disk or the store refuses this checkpoint or refused the previous one, or does not answer.
+            NonFiniteLoss: the state is not finite. No checkpoint is written then.
         """
         if self._history:
             self._history.write(step)
@@ -206,7 +209,7 @@ class Workdir:
             self._checkpoints.save(state, step, self._about)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Starts to add the metrics of its evaluation to the newest checkpoint; they decide whether it is the best.
+        """Starts to add the metrics of an evaluation to the newest checkpoint. They decide whether it is the best one.
 
         Raises:
             UserError: the store refuses the logs or does not answer.
@@ -221,31 +224,36 @@ class Workdir:
             self._mirror.flush()
 
     def poll(self) -> None:
-        """Raises what went wrong with the checkpoint that is being written, as soon as it is known. Costs nothing.
+        """Checks, without waiting, the checkpoint that is being written.
+
+        Once a checkpoint is newer than an exported model of a shorter run, that model is deleted.
 
         Raises:
-            UserError: the disk or store refuses it, or does not answer.
+            UserError: the disk or the store refused the checkpoint, or does not answer.
         """
         with self._writing():
             self._checkpoints.poll()
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
             try:
-                self._mirror.unlink(interop.MODEL_FILE)  # of a shorter run; the newest checkpoint has learnt more
+                self._mirror.unlink(interop.MODEL_FILE)  # the model of a shorter run
             except UserError as error:
                 logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
 
     def wait(self) -> None:
-        """Finishes the checkpoint that is being written.
+        """Waits until the checkpoint that is being written is finished.
 
         Raises:
-            UserError: the disk or store refuses it, or does not answer.
+            UserError: the disk or the store refuses the checkpoint, or does not answer.
         """
         with self._writing():
             self._checkpoints.wait()
 
     def export(self, state: TrainState) -> str:
-        """Writes the weights as `model.npz` with `model.json`, array by array, and adapters; returns the path."""
+        """Writes the weights as `model.npz` and `model.json`, and LoRA adapters if any; returns the path of the .npz.
+
+        All hosts must call it. The arrays are gathered one at a time.
+        """
         self.wait()
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
         if self._history:
@@ -266,7 +274,7 @@ class Workdir:
         return f"{self.location}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
-        """Finishes what is being saved.
+        """Waits for the checkpoint and the uploads, and closes the folder.
 
         Raises:
             UserError: the workdir is remote, and the store refuses or does not answer.
@@ -275,9 +283,8 @@ class Workdir:
             if self._log:
                 self.ledger.close()
             with self._writing():
-                self._mirror.flush(
-                    last=True
-                )  # first: it is quick to say that the store does not answer; Orbax tries for long
+                # The mirror comes first: it notices quickly that the store does not answer, while Orbax tries for long.
+                self._mirror.flush(last=True)
                 self._checkpoints.close()
         except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
             self._checkpoints.abandon(self._mirror.close)
@@ -286,8 +293,10 @@ class Workdir:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raises the store's first failure again: it would wait once more, and what was given up may still arrive and
-        replace what is newer.
+        """Remembers the first UserError of a block, and raises it again at the start of each later block.
+
+        Another attempt would wait for the store once more, and an upload that was given up may still arrive and replace
+        a newer file.
         """
         if self._failed:
             raise self._failed
@@ -299,16 +308,19 @@ class Workdir:
 
 
 def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:
-    """Returns a warning if a checkpoint is of other data and the configuration accepts that, or if images changed.
+    """Checks that a run may resume from a checkpoint, and returns at most one warning.
+
+    There is a warning if the checkpoint is of other data and `data.accept_change` allows that, or if images were
+    replaced while their names stayed the same.
 
     Args:
-        manifest: of the checkpoint.
-        config: of this run.
-        about: what this run's checkpoints say of its `data`, and the `sample` of them.
-        location: the workdir.
+        manifest: the manifest of the checkpoint.
+        config: the configuration of this run.
+        about: the manifest of this run's checkpoints, with `data` (fingerprint) and `sample` (of the images).
+        location: the workdir, for messages.
 
     Raises:
-        UserError: the data are others and that is not accepted, or the checkpoint is beyond the end of the run.
+        UserError: the data differ and that is not allowed, or the checkpoint is beyond the end of the run.
     """
     step, total = manifest["step"], config.total_steps
     if step > total:
@@ -325,20 +337,21 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
 
 
 def check_new_run(location: str, before: ConfigDict | None, config: ConfigDict, reached: int, has_model: bool) -> None:
-    """Checks that a run which starts in a folder without checkpoints destroys nothing.
+    """Checks that a run which starts at step 0 in a folder without checkpoints destroys nothing there.
 
     Args:
-        location: the folder.
-        before: the configuration that lies there, or None.
-        config: of this run.
-        reached: the last step of the metrics that lie there; 0: there are none.
-        has_model: an exported model lies there.
+        location: the folder, for messages.
+        before: the configuration in the folder, or None.
+        config: the configuration of this run.
+        reached: the last step of the metrics in the folder; 0: there are none.
+        has_model: whether the folder has an exported model.
 
     Raises:
-        UserError: the folder holds a run's model, metrics of steps that were saved once, or another run's beginning.
+        UserError: the folder has the model of a run, metrics of so many steps that there must have been checkpoints,
+            metrics without a configuration, or the beginning of a run with another configuration.
     """
     advice = "choose another --workdir, or move the files you want to keep to another folder"
-    if before is not None and (reached or has_model):  # else there is nothing to lose: the run failed at once
+    if before is not None and (reached or has_model):  # else there is nothing to lose, as the run failed at once
         check_resumes(before, config, location)
     untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
     refuse(
@@ -360,7 +373,7 @@ def check_new_run(location: str, before: ConfigDict | None, config: ConfigDict, 
 
 
 def have_same_measure(one: ConfigDict, other: ConfigDict) -> bool:
-    """Returns whether two configurations rank checkpoints by the same measure."""
+    """Returns whether two configurations choose the best checkpoint by the same metric on the same data."""
     evaluations = [
         data.describe_evals(config)[config.checkpoint.best_metric.partition("/")[0]] for config in (one, other)
     ]

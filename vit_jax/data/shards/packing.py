@@ -157,7 +157,7 @@ class Packing:
                 yield ShardJob(split, files.file_name(split, number, count), rows, source.stamp(rows))
 
     def is_finished(self, out: str, job: ShardJob, entry: ShardEntry) -> bool:
-        """Returns whether a shard is as `entry` states, its image files are unchanged, and what it lacks may be skipped."""
+        """Returns whether a shard is as `entry` states, from unchanged files, and lacks only what may be skipped."""
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:

@@ -24,7 +24,7 @@ class Footer(NamedTuple):
     Attributes:
         rows: the number of rows.
         columns: name of a column -> the names of the fields of its values; empty if these are not nested.
-        description: the description of the columns in JSON, as the library `datasets` leaves it; empty if there is none.
+        description: the JSON description of the columns that the library `datasets` leaves; empty if there is none.
     """
 
     rows: int

@@ -8,7 +8,7 @@ HASH_NAME = "dct255 of coefficients above 4"  # changes when hashes or distances
 SIDE = 32  # pixels on a side to which images are shrunk
 LOWEST = 16  # frequencies of each axis that are kept
 BITS = LOWEST**2 - 1  # without the mean
-SIGNIFICANT = 4.0  # the least such coefficient, a wave of a quarter of a grey level; smaller ones are mostly encoder noise
+SIGNIFICANT = 4.0  # the least such coefficient: a wave of a quarter of a grey level; smaller ones are mostly noise
 WORDS = LOWEST**2 // 64  # 64-bit words of the signs of all frequencies; as many follow with their significances
 
 

@@ -85,7 +85,7 @@ def record_finished(out: str, entry: ShardEntry) -> None:
 
 
 def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Returns, as JSON values, what must be unchanged for packing to resume; `counts` is split -> number of its shards."""
+    """Returns, as JSON values, what must be unchanged for packing to resume; `counts` is split -> number of shards."""
     fields = manifest.to_json()
     del fields["splits"]
     return {**fields, "shards": dict(counts)}

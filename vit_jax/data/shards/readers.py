@@ -1,4 +1,7 @@
-"""Shards of any format: opened when they are first read, and kept open for a while; a remote one is copied then."""
+"""Readers of shards of any format.
+
+A shard is opened when it is first read, and kept open for a while. A remote shard is copied into the cache first.
+"""
 
 import contextlib
 import functools
@@ -15,7 +18,7 @@ from vit_jax.data.shards.tfrecord_file import TFRecordFile
 from vit_jax.storage import Version, cache, filesystem
 
 MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
-ROOM_WAIT = 60.0  # seconds for other processes to let go of what they stream
+ROOM_WAIT = 60.0  # seconds that other processes have to close the shards that they stream
 
 
 @runtime_checkable
@@ -29,7 +32,8 @@ class ShardReader(Protocol):
         """Returns a record, in the form that its format has; raises ValueError if it is damaged."""
 
 
-# Format -> (path for messages, path of the file or of its local copy) -> its reader; UserError: the file is damaged.
+# Format -> function of (path for messages, path of the file or of its local copy) that returns the reader, or raises
+# UserError if the file is damaged.
 FORMATS: dict[str, Callable[[str, str], ShardReader]] = {
     "array_record": ArrayRecordFile,
     "parquet": ParquetFile,
@@ -42,10 +46,10 @@ class Shard(NamedTuple):
     """A file of records.
 
     Attributes:
-        path: local or remote.
-        records: their number.
+        path: the path of the file, local or remote.
+        records: the number of its records.
         size: in bytes, or None if nothing states it.
-        version: of a remote file when it was listed; another is refused.
+        version: the version of a remote file when it was listed; another version is refused. None: any version.
         format: one of `FORMATS`.
     """
 
@@ -60,8 +64,8 @@ class Streamed(NamedTuple):
     """A shard that is open only while it is streamed.
 
     Attributes:
-        reader: of it.
-        give_back: to be called at the end; a copy may be removed then.
+        reader: the reader of the shard.
+        give_back: called when the shard is closed; a local copy of a remote shard may be removed then.
     """
 
     reader: ShardReader
@@ -69,11 +73,11 @@ class Streamed(NamedTuple):
 
 
 _streamed: dict[str, Streamed] = {}  # by path
-_needed: dict[int, Collection[str]] = {}  # owner, such as the reading ahead of a training or an evaluation -> paths
+_needed: dict[int, Collection[str]] = {}  # owner, such as the id of a `ShardFetcher` -> paths that it needs
 
 
 def check_file_size(path: str, expected: int | None) -> None:
-    """Raises UserError if a local file does not have the size that is stated."""
+    """Raises UserError if a local file is missing or does not have `expected` bytes; None: any size."""
     with user_errors(f"cannot read {path}"):
         size = os.path.getsize(path)
     if expected not in (None, size):
@@ -81,17 +85,21 @@ def check_file_size(path: str, expected: int | None) -> None:
 
 
 def open_reader(path: str, local: str, size: int | None = None, format: str = "array_record") -> ShardReader:
-    """Opens a shard, or its local copy.
+    """Opens the file `local`, which is the shard `path` itself or a local copy of it; error messages name `path`.
 
     Raises:
-        UserError: the file is truncated, or not of the format.
+        UserError: the file is truncated, has not the stated size, or is not of the format.
     """
     check_file_size(local, size)
     return FORMATS[format](path, local)
 
 
 def open_shard(shard: Shard, local: str) -> ShardReader:
-    """Opens a shard, or its local copy; raises UserError as `open_reader`, or if it has other records than stated."""
+    """Opens a shard at `local`, which is its own path or that of a local copy.
+
+    Raises:
+        UserError: as `open_reader`, or the number of records is not the stated one.
+    """
     reader = open_reader(shard.path, local, shard.size, shard.format)
     if reader.num_records() != shard.records:
         raise UserError(
@@ -103,7 +111,7 @@ def open_shard(shard: Shard, local: str) -> ShardReader:
 def count_records(
     path: str, size: int | None = None, version: Version | None = None, format: str = "array_record"
 ) -> int:
-    """Returns the number of records of a shard; raises UserError as `open_reader` does."""
+    """Returns the number of records of a shard, after copying a remote one; raises UserError as `open_reader` does."""
     return open_reader(path, local_path(path, version), size, format).num_records()
 
 
@@ -115,7 +123,9 @@ def local_path(path: str, version: Version | None = None) -> str:
 
 @functools.lru_cache(MAX_OPEN)
 def cached_reader(shard: Shard) -> ShardReader:
-    """Returns the reader of a shard, which stays open in this process; any number of threads may use it.
+    """Returns the reader of a shard, which any number of threads may use.
+
+    The `MAX_OPEN` shards that were used last stay open in this process.
 
     Raises:
         UserError: the file is damaged, has another number of records than stated, or was replaced after it was listed.
@@ -124,21 +134,22 @@ def cached_reader(shard: Shard) -> ShardReader:
 
 
 def forget_readers() -> None:
-    """Opens every shard anew when it is read next: they may have been replaced."""
+    """Forgets the cached readers, so that each shard, which may have been replaced, is opened anew when it is read."""
     cached_reader.cache_clear()
     local_path.cache_clear()
 
 
 def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
-    """Returns the reader of a shard, which stays open until `close_streamed`, as its copy does; threads may share it.
+    """Returns the reader of a shard, which threads may share. It and its local copy stay until `close_streamed`.
 
     Args:
-        shard: to open.
-        waits: whether the shard is needed now. If the cache has no room, the streamed shards of this process are then
-            closed, and other processes are given `ROOM_WAIT` seconds to close theirs. A closed shard is copied again.
+        shard: the shard to open.
+        waits: what happens if the cache has no room. True, for a shard that is needed now: the streamed shards of this
+            process are closed, and other processes have `ROOM_WAIT` seconds to close theirs. A shard that is closed so
+            is copied again when it is needed. False: UserError is raised at once.
 
     Raises:
-        UserError: as `cached_reader`.
+        UserError: as `cached_reader`, or the cache has no room.
     """
     entry, end = _streamed.get(shard.path), time.monotonic() + ROOM_WAIT
     while entry is None:
@@ -160,9 +171,11 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
 
 
 def close_streamed(keep: Collection[str], owner: int = 0) -> None:
-    """Closes the readers that `streamed_reader` has opened in this process, but those of paths that an owner needs.
+    """Closes the readers that `streamed_reader` has opened in this process, except of shards that an owner needs.
 
-    The owner who calls needs the paths to `keep` from now on; one that keeps none is forgotten.
+    Args:
+        keep: the paths of the shards that the calling owner needs from now on, in place of those that it named before.
+        owner: identifies the caller, such as the id of a `ShardFetcher`.
     """
     if keep:
         _needed[owner] = keep
@@ -174,4 +187,4 @@ def close_streamed(keep: Collection[str], owner: int = 0) -> None:
 def _close(paths: Iterable[str]) -> None:
     for path in list(paths):
         if closed := _streamed.pop(path, None):
-            closed.give_back()  # a thread that reads from it ends what it reads
+            closed.give_back()  # a thread that is reading from it can still finish

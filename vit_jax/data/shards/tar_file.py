@@ -1,7 +1,7 @@
 """A tar file of samples, as WebDataset lays them out: members of one key follow each other, `KEY.jpg`, `KEY.cls`.
 
-The key is a member's path up to the first dot of its name; what follows, in lower case, is its extension. The file has
-no index: the headers of its members are read one after the other when it is opened.
+The key of a member is its path up to the first dot of its file name. What follows that dot, in lower case, is its
+extension. A tar file has no index: the headers of its members are read one after the other when it is opened.
 """
 
 import functools
@@ -22,11 +22,11 @@ ADVICE = "copy or pack it again"
 
 
 class Sample(NamedTuple):
-    """A sample.
+    """A sample of a tar file.
 
     Attributes:
-        key: of all its members.
-        members: extension, without its dot -> content.
+        key: the key that all its members have.
+        members: extension of a member, without the dot -> content of the member.
     """
 
     key: str
@@ -34,15 +34,15 @@ class Sample(NamedTuple):
 
 
 class TarIndex(NamedTuple):
-    """Where the samples lie.
+    """Where the samples of a tar file lie.
 
     Attributes:
-        keys: of the samples, encoded; bytes [samples].
-        firsts: the first member of each sample, and the number of all members.
-        starts: of the content of each member.
-        ends: ends of the content of each member.
-        kinds: of each member, its extension's place in `extensions`.
-        extensions: that occur.
+        keys: the encoded key of each sample; bytes [samples].
+        firsts: the number of the first member of each sample; the last element is the number of all members.
+        starts: the offset in the file at which the content of each member begins.
+        ends: the offset at which the content of each member ends (exclusive).
+        kinds: the index in `extensions` of the extension of each member.
+        extensions: the different extensions of the members.
     """
 
     keys: np.ndarray
@@ -54,13 +54,13 @@ class TarIndex(NamedTuple):
 
 
 class TarFile:
-    """A `ShardReader` of samples."""
+    """A `ShardReader` whose records are samples."""
 
     def __init__(self, path: str, local: str):
-        """Opens a file, or its local copy.
+        """Opens the file `local`, which is `path` itself or a local copy of it; error messages name `path`.
 
         Raises:
-            UserError: it is truncated, compressed or not a tar file.
+            UserError: the file is truncated, compressed or not a tar file.
         """
         with user_errors(f"cannot read {path}"):
             self._file = io.FileIO(local)
@@ -90,18 +90,18 @@ class TarFile:
 
 @functools.lru_cache(MAX_INDEXED)
 def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
-    """Returns where the samples lie in a file, or in its local copy; it outlives the open file.
+    """Returns where the samples of a file lie. The index is kept for later calls, also when the file is closed.
 
-    Members that are no files, and those whose names have no extension, belong to no sample.
+    Members that are not files, and members whose names have no extension, belong to no sample.
 
     Args:
-        path: of the file.
-        local: of its copy.
-        size: in bytes.
-        modified: its time, which tells files of one name apart.
+        path: the path of the file, for error messages.
+        local: the path at which it is read: the same, or that of a local copy.
+        size: its size in bytes.
+        modified: its modification time in nanoseconds, which tells files that replaced each other apart.
 
     Raises:
-        UserError: it is truncated, compressed or not a tar file.
+        UserError: the file is truncated, compressed or not a tar file.
     """
     try:
         with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:

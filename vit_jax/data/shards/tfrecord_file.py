@@ -1,9 +1,9 @@
 """A TFRecord file, read record by record.
 
 A record is its length (uint64), the checksum of the length, its bytes, and their checksum; numbers are little-endian.
-A checksum is a CRC-32C that is rotated right by 15 bits, plus a constant, so that those of data that contain checksums
-are sound (TensorFlow, `tensorflow/core/lib/hash/crc32c.h`). The file has no index: its lengths are read one after the
-other when it is opened, which takes 1.5 microseconds a record.
+A checksum is a CRC-32C that is rotated right by 15 bits, plus a constant. So it is sound also for data that contain
+checksums (TensorFlow, `tensorflow/core/lib/hash/crc32c.h`). The file has no index: the lengths of its records are read
+one after the other when it is opened, which takes 1.5 microseconds a record.
 """
 
 import array
@@ -23,13 +23,13 @@ ADVICE = "copy or prepare it again"
 
 
 class TFRecordFile:
-    """A `ShardReader` of byte strings."""
+    """A `ShardReader` whose records are byte strings."""
 
     def __init__(self, path: str, local: str):
-        """Opens a file, or its local copy.
+        """Opens the file `local`, which is `path` itself or a local copy of it; error messages name `path`.
 
         Raises:
-            UserError: it is truncated or not a TFRecord file.
+            UserError: the file is truncated or not a TFRecord file.
         """
         with user_errors(f"cannot read {path}"):
             self._file = io.FileIO(local)
@@ -52,18 +52,18 @@ class TFRecordFile:
 
 @functools.lru_cache(MAX_INDEXED)
 def record_starts(path: str, local: str, size: int, modified: int) -> "array.array[int]":
-    """Returns where each record begins in a file, or in its local copy, and where the last one ends.
+    """Returns the offset at which each record of a file begins, and the offset at which the last record ends.
 
-    The index stays when the file is closed: a process may keep more indices than open files.
+    The index is kept for later calls, also when the file is closed: a process may keep more indices than open files.
 
     Args:
-        path: of the file.
-        local: of its copy.
-        size: in bytes.
-        modified: its time, which tells files of one name apart.
+        path: the path of the file, for error messages.
+        local: the path at which it is read: the same, or that of a local copy.
+        size: its size in bytes.
+        modified: its modification time in nanoseconds, which tells files that replaced each other apart.
 
     Raises:
-        UserError: it is truncated or not a TFRecord file.
+        UserError: the file is truncated or not a TFRecord file.
     """
     starts = array.array("q", [0])
     with user_errors(f"cannot read {path}"), io.FileIO(local) as file:

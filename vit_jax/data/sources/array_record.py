@@ -4,18 +4,18 @@ The format, which `python -m vit_jax.pack` and other programs can write:
 
 * Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split consists of its shards in order.
 * A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file
-  (bytes; upright, since the EXIF orientation is not applied; the pixels of a PPM file are used where they lie). Its
-  feature `label` is an int64 list: one label, or, in multi-label data, any number.
+  (bytes). The image must be upright, since its EXIF orientation is not applied. The pixels of a PPM file are used
+  without a copy. The feature `label` is an int64 list: one label, or, in multi-label data, any number of labels.
 * `info.json` beside the shards contains
     version: 1
-    name: of the data set
+    name: the name of the data set
     num_classes: the labels are 0 to num_classes - 1
-    class_names: in the order of the labels, or null
-    max_labels: the most different labels of an image in multi-label data; null: each image has exactly one
-    splits: split -> [{"name": of the shard's file, "records": their number, "bytes": size of the file}, ...]; if
-      images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...] or
-      "duplicates": [{"index": in the packed split, "split": and "image": what it is like, "distance": in bits},
-      ...];
+    class_names: the names of the classes in the order of the labels, or null
+    max_labels: the most different labels of an image in multi-label data; null: each image has exactly one label
+    splits: split -> [{"name": file name of a shard, "records": number of its records, "bytes": size of its file}, ...];
+      if images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...] or
+      "duplicates": [{"index": in the packed split, "split" and "image": the image that it resembles, "distance": in
+      bits}, ...];
       if image files were packed, also "files": a text that changes with their sizes or times
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
@@ -44,13 +44,13 @@ def read_packed(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes,
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards. The EXIF orientation is not applied, as in published results.
 
-    The digest identifies what was packed and how. With an info.json it depends neither on the number of shards nor on
-    their folder; without one, it is that of the numbers of records of the shards.
+    The digest of the source identifies what was packed and how. With an info.json, it depends neither on the number of
+    shards nor on their folder. Without one, it is computed from the numbers of records of the shards.
 
     Args:
         source_config: its `num_classes` and `max_labels` are used if there is no info.json.
         name: a folder, or a path of shards with `*`, `?` and `[...]`.
-        split: as written.
+        split: the split as written, such as `train[:98%]+test`.
 
     Raises:
         UserError: a split or a shard is missing, damaged or of the wrong size, or the number of classes is not known.
@@ -89,7 +89,7 @@ def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 def packed_identity(shard_set: shards.ShardSet) -> dict | None:
-    """Returns what info.json states about the images and labels, in JSON values, or None without one."""
+    """Returns, as JSON values, what info.json states about the images and labels; None if there is no info.json."""
     if not (manifest := shard_set.manifest):
         return None
     made_from = {key: value for key, value in manifest.made_from.items() if key != "source"}

@@ -10,7 +10,7 @@ from vit_jax import UserError
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import Source, SourceConfig
 
-SYNTHETIC_EVAL = 1000  # images at most of a synthetic split other than that of training, unless a slice names more
+SYNTHETIC_EVAL = 1000  # the most images of a synthetic split that is not for training, unless a slice names more
 
 
 class Digits:
@@ -75,11 +75,12 @@ class Synthetic:
 def open_synthetic(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens random images of one size: noise around a colour that depends on the class.
 
-    Any split exists. That of training, as the configuration writes it, has `num_examples` images; any other whole split
-    has at most `SYNTHETIC_EVAL`, or as many as a slice of it names.
+    Any split exists. The split of training, written exactly as in the configuration, has `num_examples` images, also
+    if it is written as a slice. Any other whole split has `num_examples` images, but at most `SYNTHETIC_EVAL`, unless
+    the largest number in a slice of it is more.
 
     Raises:
-        UserError: `num_classes` or `num_examples` is unset.
+        UserError: `num_classes`, `num_examples` or `resolution` is unset.
     """
     num_classes, count, resolution = source_config.num_classes, source_config.num_examples, source_config.resolution
     if not num_classes or not count or not resolution:

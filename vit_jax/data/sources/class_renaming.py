@@ -1,7 +1,8 @@
-"""The classes of a mixture: those of its parts, joined by name.
+"""The classes of a mixture: the classes of its parts, joined by name.
 
-A renaming is a JSON object, {class of the part: class of the mixture}. A class is named, or numbered where a part has
-no names; then each has an entry. Other classes keep their names. Several classes may become one.
+A renaming is a JSON object, {class of the part: class of the mixture}. It states a class of the part by its name, and a
+class that has no entry keeps its name. If the classes of a part have no names, the renaming states them by number, and
+each class must have an entry. Several classes may get the same name and so become one.
 """
 
 import itertools
@@ -17,7 +18,7 @@ from vit_jax.storage import filesystem
 
 
 def read_renaming(path: str) -> Mapping[str, str]:
-    """Reads a renaming, local or remote; raises UserError if it is missing or no object of names."""
+    """Reads a renaming from a local or remote file; raises UserError if it is missing or not an object of names."""
     try:
         stated = json.loads(filesystem.read_bytes(path))
     except ValueError as error:
@@ -28,15 +29,16 @@ def read_renaming(path: str) -> Mapping[str, str]:
 
 
 def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> tuple[str, ...]:
-    """Returns the names of the classes of a part in the mixture.
+    """Returns the names that the classes of a part have in the mixture, in the order of the part's labels.
 
     Args:
         source: the part.
-        renaming: of them.
-        path: of the renaming, for messages.
+        renaming: class of the part -> class of the mixture.
+        path: the file of the renaming, for messages.
 
     Raises:
-        UserError: the renaming names a class that is not there, or lacks one that has no name.
+        UserError: the renaming has a class that the part lacks, or the classes of the part have no names and the
+            renaming lacks one of them.
     """
     numbered = source.class_names is None
     own = source.class_names or tuple(map(str, range(source.num_classes)))
@@ -51,18 +53,22 @@ def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> tu
 def join_classes(
     names: Sequence[tuple[str, ...] | None], counts: Sequence[int], texts: Sequence[str]
 ) -> tuple[tuple[str, ...] | None, tuple[tuple[int, ...] | None, ...]]:
-    """Returns the class names of a mixture, and the labels in it of the classes of each part.
+    """Joins the classes of the parts of a mixture.
 
-    Classes of one name are one class. The labels of a part without names are those of the mixture, if it has as many
-    classes.
+    Classes of the same name are one class. A part whose classes have no names must have as many classes as the mixture;
+    its labels are also the labels in the mixture.
 
     Args:
-        names: of the classes of each part.
-        counts: of the same.
-        texts: of the parts, for messages.
+        names: of each part, the names of its classes in the mixture, or None.
+        counts: of each part, the number of its classes.
+        texts: of each part, its data source, for messages.
+
+    Returns:
+        The class names of the mixture, or None if no part has class names; and, of each part, the label in the mixture
+        of each of its labels, or None if the labels are the same.
 
     Raises:
-        UserError: it has not.
+        UserError: a part without class names has another number of classes than the mixture.
     """
     joined = list(dict.fromkeys(itertools.chain(*(of_part or () for of_part in names))))
     total = len(joined) or counts[0]
@@ -78,7 +84,13 @@ def join_classes(
 
 
 def map_label(label: Label, labels: tuple[int, ...] | None) -> Label:
-    """Returns a label of a part, or its labels, each once, in the mixture."""
+    """Returns the label in the mixture of an example of a part.
+
+    Args:
+        label: the label in the part: an int, or an array padded with -1. The result has the same form, and each label
+            once.
+        labels: label in the part -> label in the mixture; None: they are the same.
+    """
     if labels is None:
         return label
     if isinstance(label, int):

@@ -27,7 +27,7 @@ class FoundFile(NamedTuple):
         path: local or remote.
         name: the path relative to the folder of the pattern.
         size: in bytes; None: its store does not state it.
-        version: of a remote one, as listed.
+        version: the version of a remote file when it was listed; None for a local file.
     """
 
     path: str
@@ -37,10 +37,11 @@ class FoundFile(NamedTuple):
 
 
 def read_options(pattern: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """Returns a pattern without the options at its end, and these: `FOLDER,label=kind` -> FOLDER, {"label": "kind"}.
+    """Returns a pattern without the options at its end, and the options: of `FOLDER,label=kind`, FOLDER and
+    {"label": "kind"}.
 
     Raises:
-        UserError: there is no such option.
+        UserError: an option is not among the `known` ones, or has no value.
     """
     options: dict[str, str] = {}
     while match := OPTION.search(pattern):
@@ -56,7 +57,9 @@ def read_options(pattern: str, known: tuple[str, ...]) -> tuple[str, dict[str, s
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Returns the patterns that one stands for: `{000..127}` is each of these numbers, `{a,b}` is a or b."""
+    """Returns the patterns without braces that a pattern stands for: `{000..127}` is each of these numbers, `{a,b}` is
+    a or b.
+    """
     parts = BRACES.split(pattern)  # text and contents of braces in turn
     choices = [_choices(part) if number % 2 else [part] for number, part in enumerate(parts)]
     return ["".join(chosen) for chosen in itertools.product(*choices)]
@@ -71,7 +74,10 @@ def _choices(inside: str) -> list[str]:
 
 
 def find_folder(pattern: str, suffix: str) -> tuple[str, str]:
-    """Returns the folder of a pattern and the rest of it, which is empty if the pattern is a folder itself."""
+    """Returns the folder of a pattern, and the rest of the pattern, which is empty if the pattern is a folder itself.
+
+    A pattern is a folder if it has no wildcards and does not end with `suffix`.
+    """
     pattern = filesystem.absolute_path(pattern)
     if wildcard := WILDCARD.search(pattern):
         folder = pattern[: wildcard.start()].rpartition("/")[0]
@@ -83,14 +89,14 @@ def find_folder(pattern: str, suffix: str) -> tuple[str, str]:
 
 
 def find_files(pattern: str, suffix: str) -> list[FoundFile]:
-    """Lists the files of a pattern: in the order of its braces, and otherwise in that of their names.
+    """Lists the files of a pattern in the order of its braces, and else in the order of their names.
 
     Args:
         pattern: a folder, with files in it or in its folders, or a path with `*`, `?`, `[...]`, `{000..127}`, `{a,b}`.
-        suffix: of the files in a folder.
+        suffix: the suffix of the files that are looked for in a folder.
 
     Raises:
-        UserError: there are none, one that the braces name is missing, or the store cannot be read.
+        UserError: there are no files, a file that the pattern names is missing, or the store cannot be read.
     """
     folder, rest = find_folder(pattern, suffix)
     wanted = expand_braces(rest) if rest else [f"*{suffix}", f"*/*{suffix}"]
@@ -115,10 +121,15 @@ def find_files(pattern: str, suffix: str) -> list[FoundFile]:
 def files_of_splits(
     files: list[FoundFile], stated: Mapping[str, str] = MappingProxyType({})
 ) -> Mapping[str, list[FoundFile]]:
-    """Returns the files of each split, which is stated for a name, or else in it.
+    """Returns split -> its files, in the order of `found`.
 
-    It is what precedes `-00000-of-00016`, or else the first word of the name that is train, test, or val, valid,
-    validation or dev, all of which are validation; or else train.
+    The split of a file is what `stated` has for its name. If that has nothing, the split is the part of the name before
+    `-00000-of-00016`; or else the first word of the name that is train, test, val, valid, validation or dev, the last
+    four of which are validation; or else train.
+
+    Args:
+        found: the files.
+        stated: name of a file -> its split.
     """
     splits: dict[str, list[FoundFile]] = {}
     for file in files:
@@ -127,7 +138,7 @@ def files_of_splits(
 
 
 def split_in_name(name: str) -> str:
-    """Returns the split of a file, see `files_of_splits`."""
+    """Returns the split that the name of a file states, see `files_of_splits`; train if it states none."""
     if match := OF_TOTAL.match(name):
         return match[1]
     return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "train")

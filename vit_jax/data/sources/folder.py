@@ -18,24 +18,24 @@ from vit_jax.storage import filesystem
 SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
 WANTED = f"it must contain {LAYOUT}"
 WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
-CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # classes in words, of Tiny-ImageNet and of ImageNet
+CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # describe classes in words: Tiny-ImageNet's, ImageNet's
 
 
 class ImageFolder:
     """Labelled image files of some splits of a folder.
 
-    A folder name is a class, and labels follow the sorted names of `train`. Images in folders within a class belong to
-    the class; hidden files are ignored. With `<class>/*` directly below the root, everything is `train`. A split
-    without class folders has a label file in it or beside it. The order of a split is fixed but mixed (by a hash of
-    each file's relative path), so a slice such as `train[:90%]` is not a slice of the classes, and the order stays
-    nearly the same when files are added.
+    The name of a folder is a class. The label of a class is its place among the sorted class names of `train`. Images
+    in folders within a class belong to the class; hidden files are ignored. With `<class>/*` directly below the root,
+    everything is `train`. A split without class folders has a label file in it or beside it. The order of a split is
+    fixed but mixed (by a hash of each file's relative path), so a slice such as `train[:90%]` is not a slice of the
+    classes, and the order stays nearly the same when files are added.
 
     Attributes:
-        counts: number of files of each split read.
+        counts: split -> number of its files, for each split that was listed.
         class_names: sorted names of the classes.
-        class_words: the same in words, where a file beside the splits has them; else as they are.
-        digest: of the relative paths and labels, in order.
-        split_names: of the splits with labels, as the folders are named.
+        class_words: `class_names` with a description in words, where a file beside the splits has one.
+        digest: a hash of the relative paths and labels of the listed splits, in order.
+        split_names: the folder names of all splits that have labels.
         notes: a line for each split listed that has a label file or files that are skipped.
     """
 
@@ -110,10 +110,10 @@ class ImageFolder:
         return np.array(paths)[order], labels[order]
 
     def classes_by_folder(self, folder: str, tree: FolderTree, skipped: collections.Counter[str]) -> dict[str, str]:
-        """Returns file -> class of a split with class folders, and counts what is skipped.
+        """Returns file -> class of a split with class folders, and counts other files in `skipped`.
 
         Raises:
-            UserError: there are unknown classes, no images, or, in train, none of a class.
+            UserError: a folder is not a class of train, there are no images, or a class of train has no images.
         """
         path, present = tree.full_path(folder), set(tree.subfolders(folder))
         if unknown := sorted(present - set(self.class_names)):
@@ -136,12 +136,12 @@ class ImageFolder:
 
         Raises:
             DecodeError: the file is unreadable.
-            UserError: its store does not answer.
+            UserError: the store of a remote file does not give it.
         """
         return read_image(self.path(split, index)), self.read_label(split, index)
 
     def read_header(self, split: str, index: int) -> ImageHeader:
-        """Returns the header of file `index` of a split, which must be local.
+        """Returns the header of file `index` of a split; the files must be local.
 
         Raises:
             DecodeError: see `ImageHeader.read`.
@@ -153,7 +153,7 @@ class ImageFolder:
         return int(self.labels[canonical_name(split)][index])
 
     def read_name(self, split: str, index: int) -> str:
-        """Returns the path of file `index` of a split, from the folder on."""
+        """Returns the path of file `index` of a split, relative to the root."""
         return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
@@ -164,7 +164,7 @@ class ImageFolder:
         return stamp_files(self.path(split, index) for index in indices)
 
     def path(self, split: str, index: int) -> str:
-        """Returns the path of file `index` of a split."""
+        """Returns the full path of file `index` of a split."""
         return os.path.join(self.root, self.read_name(split, index))
 
 
@@ -189,10 +189,12 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
 
 
 def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
-    """Returns the sorted classes of the split train: the subfolders of `folder`, or those of its label file.
+    """Returns the sorted classes of the split in `folder`, which is train if there is a train.
+
+    They are the names of its subfolders or, if it contains images directly, the classes in its label file.
 
     Raises:
-        UserError: it has neither.
+        UserError: the folder contains images directly, but has no label file or several.
     """
     if tree.images_in(folder):
         label_file = choose_label_file(tree, folder)
@@ -201,7 +203,11 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
 
 
 def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -> bool:
-    """Returns whether the folders of a split are classes of train, so that no label file is needed."""
+    """Returns whether the folders in the folder of a split are taken for classes, so that no label file is read.
+
+    They are if all of them are classes of train, or if there is no label file. The folder must not contain images
+    directly.
+    """
     present = tree.subfolders(folder)
     if tree.images_in(folder) or not present:
         return False
@@ -230,7 +236,7 @@ def choose_label_file(tree: FolderTree, folder: str) -> str:
 def classes_by_label_file(
     tree: FolderTree, folder: str, label_file: str, skipped: collections.Counter[str]
 ) -> dict[str, str]:
-    """Returns file -> class of a split without class folders, and counts what is skipped.
+    """Returns file -> class of a split without class folders, and counts other files in `skipped`.
 
     Raises:
         UserError: the label file is unreadable, lists no image or gives an image two classes.
@@ -245,7 +251,10 @@ def classes_by_label_file(
 
 
 def find_label_files(tree: FolderTree, folder: str) -> list[str]:
-    """Returns the paths of what may be the label file of a split: files in its folder, or else beside it."""
+    """Returns the paths of the files that may be the label file of a split.
+
+    They lie in its folder or, if none does, beside it with the name of the split in their names.
+    """
     if inside := [path for path in tree.files_in(folder) if label_files.is_label_file(path)]:
         return inside
     names = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
@@ -253,7 +262,7 @@ def find_label_files(tree: FolderTree, folder: str) -> list[str]:
 
 
 def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
-    """Returns the names of the splits of a folder that have labels, and prints which have none.
+    """Returns the names of the splits of a folder that have labels, and prints which splits have none.
 
     Raises:
         UserError: see `split_folders`.
@@ -268,7 +277,7 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
-    """Returns which of the splits, other than train, have images but neither folders of the classes nor labels."""
+    """Returns the splits other than train that have images but neither class folders nor a label file."""
     splits = []
     for split, folder in folders.items():
         present = tree.subfolders(folder)

@@ -9,9 +9,9 @@ from vit_jax import UserError, nearest_path, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.storage import filesystem
 
-KAGGLE = "ILSVRC/Data/CLS-LOC"  # of ImageNet's splits in Kaggle's archive; their label files are three folders above
+KAGGLE = "ILSVRC/Data/CLS-LOC"  # the folder of ImageNet's splits in Kaggle's archive; label files lie 3 folders above
 LAYOUT = "either {train,val,test}/<class>/* or <class>/*"
-ANNOTATIONS = (".csv", ".tsv", "_annotations.txt", "_boxes.txt")  # of images, so nobody expects them to be read as such
+ANNOTATIONS = (".csv", ".tsv", "_annotations.txt", "_boxes.txt")  # not images, and not reported as skipped
 
 
 class FolderTree:
@@ -21,12 +21,12 @@ class FolderTree:
 
     Attributes:
         root: the folder, local or remote.
-        remote: folder -> the names of its folders and of its files, below a remote root; None below a local one.
-        versions: file -> its version, below a remote root; see `filesystem.file_version`.
+        remote: for a remote root, folder -> the names of the folders and of the files in it; None for a local root.
+        versions: for a remote root, file -> its version, see `filesystem.file_version`; empty for a local root.
     """
 
     def __init__(self, root: str):
-        """Lists a remote root.
+        """Checks that the root exists, and lists it if it is remote.
 
         Raises:
             UserError: there is no such folder, or its store cannot be reached.
@@ -50,7 +50,7 @@ class FolderTree:
             raise UserError(f"there is no folder {path}{hint}; a folder of images contains {LAYOUT}")
 
     def full_path(self, relative: str) -> str:
-        """Returns a path to read and to show; `relative` may begin with `../`."""
+        """Returns the full path of a path relative to the root, which may begin with `../`."""
         path = filesystem.join_path(self.root, relative).rstrip("/")
         return path if filesystem.is_remote(path) else posixpath.normpath(path)
 
@@ -91,8 +91,9 @@ class FolderTree:
 
         Args:
             folder: where to look.
-            skipped: reason -> number of files skipped; this adds to it.
-            parents: device and inode of the folders that contain it: a link to one of them is not followed.
+            skipped: reason -> number of files skipped; changed in place.
+            parents: (device, inode) of the folders that contain `folder`, the root first; a link to one of them is not
+                followed. Callers leave it empty.
         """
         if self.remote is None:
             parts = folder.split("/") if folder else []
@@ -118,7 +119,7 @@ class FolderTree:
         return images
 
     def kaggle_folder(self) -> str | None:
-        """Returns the path of ImageNet's splits if the root is one of the folders above them in Kaggle's archive."""
+        """Returns the path of ImageNet's splits if the root is a folder above them in Kaggle's archive, else None."""
         parts = KAGGLE.split("/")
         for path in ("/".join(parts[count:]) for count in range(len(parts))):
             if self.has_folder(path):
@@ -130,13 +131,14 @@ class FolderTree:
         return os.path.isdir(os.path.join(self.root, path)) if self.remote is None else path in self.remote
 
     def device_and_inode(self, folder: str) -> tuple[int, int]:
-        """Returns the device and inode of a local folder, which are the same for a link to it."""
+        """Returns the device and inode of a local folder; a link to the folder has the same."""
         status = os.stat(os.path.join(self.root, folder))
         return status.st_dev, status.st_ino
 
     def files_beside_splits(self) -> list[str]:
-        """Returns the paths of the files in the root, except hidden ones, and of the label files of Kaggle's ImageNet,
-        which begin with `../`.
+        """Returns the paths of the files in the root, except hidden ones.
+
+        If the root is that of Kaggle's ImageNet, its label files follow, whose paths begin with `../`.
         """
         files = self.files_in("")
         if self.remote is None and os.path.abspath(self.root).endswith(f"/{KAGGLE}"):
@@ -145,7 +147,7 @@ class FolderTree:
         return files
 
     def read_text(self, path: str) -> str:
-        """Returns the text of a file; bytes that are not UTF-8 are escaped as in the names of files.
+        """Returns the text of a file. Bytes that are not UTF-8 become surrogate escapes, as in the names of files.
 
         Raises:
             UserError: the file cannot be read.
@@ -154,7 +156,7 @@ class FolderTree:
 
 
 def is_folder(entry: os.DirEntry) -> bool:
-    """Returns whether an entry is a folder or a link to one; a link to itself counts as a file, which is unreadable."""
+    """Returns whether an entry is a folder or a link to one. False for a link to itself: it is an unreadable file."""
     try:
         return entry.is_dir()
     except OSError:

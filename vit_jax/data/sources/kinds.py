@@ -27,11 +27,12 @@ class SourceKind:
     """A kind of source.
 
     Attributes:
-        open: (source config, name, split) -> the examples of the split.
-        list_splits: (source config, name) -> names of the whole splits; None: any split exists.
-        example: of a name, which follows the kind and a colon; empty: the kind takes no name.
-        asks: what the name says, in words.
-        in_shards: its examples lie in shards, which can be streamed.
+        open: function of (source config, name, split) that returns the examples of the split.
+        list_splits: function of (source config, name) that returns the names of the whole splits; None: any split
+            exists.
+        example: an example of the name that follows the kind and a colon; empty: the kind takes no name.
+        asks: what the name says, in words, for the message if it is missing.
+        in_shards: whether the examples lie in shards, which can be streamed.
     """
 
     open: Callable[[SourceConfig, str, str], Source]
@@ -42,7 +43,11 @@ class SourceKind:
 
 
 def open_mixture(source_config: SourceConfig, name: str, split: str) -> Source:
-    """Opens a split of all parts of a mixture; raises UserError as `mix_sources`, or if one cannot be opened."""
+    """Opens the same split of all parts of a mixture and returns their mixture.
+
+    Raises:
+        UserError: as `mix_sources`, or a part cannot be opened.
+    """
     parts = parse_mixture(name)
     renamings = [read_renaming(part.classes) if part.classes else None for part in parts]
     opened = []
@@ -79,7 +84,10 @@ KINDS = {
 
 
 def open_source(config: ConfigDict, split: str, source: str | None = None, streams: bool = False) -> Source:
-    """Opens a split of the data that the config names, or of another source; see `open_split`."""
+    """Opens a split of `config.data.source`, or of another `source`; see `open_split`.
+
+    The config's `num_classes` and `max_labels` do not apply to another source, unless it is `synthetic`.
+    """
     other = source is not None and source not in (config.data.source, "synthetic")
     source_config = SourceConfig(
         source=source or config.data.source,
@@ -97,9 +105,10 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     """Opens a split such as `train[:98%]+test`; see `splits`.
 
     Args:
-        source_config: where it is.
-        split: as written.
-        streams: whether its shards need not be here all at once.
+        source_config: the source of the split.
+        split: the split as written.
+        streams: whether the caller reads shards a few at a time; False: copies of all remote shards must fit into the
+            cache.
 
     Raises:
         UserError: the source is unknown or missing, has no such split, or does not fit into the cache.
@@ -112,10 +121,10 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
 
 
 def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list[str]:
-    """Returns the names of the wanted whole splits, or of all.
+    """Returns the names of the whole splits of a source: of the `wanted` ones, or of all if none is named.
 
     Raises:
-        UserError: the source is unknown or missing, has no list of splits, or lacks a wanted one.
+        UserError: the source is unknown or missing, has no list of splits, or lacks a wanted split.
     """
     kind, name = parse_source(source_config.source)
     listers = {kind: entry.list_splits for kind, entry in KINDS.items() if entry.list_splits}
@@ -124,7 +133,7 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
 
 
 def is_in_shards(source: str) -> bool:
-    """Returns whether the examples of a source, which is not opened, lie in shards."""
+    """Returns whether the examples of a source lie in shards, without opening it."""
     return KINDS[parse_source(source)[0]].in_shards
 
 
@@ -132,7 +141,7 @@ def parse_source(source: str) -> tuple[str, str]:
     """Returns the kind and the name of a data source.
 
     Raises:
-        UserError: there is no such kind, its name is missing, or it takes none.
+        UserError: there is no such kind, the name is missing, or the kind takes no name.
     """
     kind, _, name = source.partition(":")
     if kind not in KINDS and ("/" in kind or name.startswith("//") or os.path.isdir(source)):

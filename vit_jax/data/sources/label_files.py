@@ -12,9 +12,9 @@ Row = tuple[str, str]  # image, class
 
 
 def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool:
-    """Returns whether the name of a file is that of a label file, and contains one of the names of the split, if given.
+    """Returns whether a file is a label file by its name, which must contain one of `split_names` if these are given.
 
-    Tiny-ImageNet's is `val_annotations.txt`, ImageNet's `LOC_val_solution.csv`.
+    The label file of Tiny-ImageNet is `val_annotations.txt`; ImageNet's is `LOC_val_solution.csv`.
     """
     stem, suffix = os.path.splitext(path.rpartition("/")[2].lower())
     words = re.findall(r"[a-z0-9]+", stem)
@@ -23,7 +23,13 @@ def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool
 
 
 def parse_label_file(text: str, name: str) -> list[Row]:
-    """Returns the first two columns, which are separated by commas in a .csv file and by tabs in others.
+    """Returns the first two columns of a label file: (image, class) of each line that is not empty.
+
+    Columns are separated by commas in a .csv file and by tabs in others.
+
+    Args:
+        text: the content of the file.
+        name: the name of the file, which decides about the separator.
 
     Raises:
         UserError: a line has only one column.
@@ -41,17 +47,17 @@ def parse_label_file(text: str, name: str) -> list[Row]:
 def match_images(
     rows: Sequence[Row], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
 ) -> dict[str, str]:
-    """Returns path -> class of the images that a label file lists, and counts the others.
+    """Returns path -> class of the images that a label file lists, and counts the other images.
 
     An image is listed by its path below the split's folder or by its name, with or without its suffix. The first row
-    is a header if there is no such image.
+    is taken for a header if it lists no existing image.
 
     Args:
-        rows: of the label file.
-        paths: of the images.
-        folder: that contains the images.
-        name: of the label file, for messages.
-        skipped: reason -> number of files skipped; this adds to it.
+        rows: the rows of the label file.
+        paths: the paths of the images.
+        folder: the folder that contains the images.
+        name: the name of the label file, for messages.
+        skipped: reason -> number of files skipped; changed in place.
 
     Raises:
         UserError: no image is listed, a row fits several images, or an image has two classes.
@@ -83,9 +89,9 @@ def names_in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, .
     """Returns names of classes in words, with the original names in brackets: `tench, Tinca tinca [n01440764]`.
 
     Args:
-        names: of the classes.
-        texts: lines of name and words, separated by a tab or a space; the first line for a name counts, and a name
-            without a line stays.
+        names: the names of the classes.
+        texts: files with lines of a name and its words, separated by a tab or a space. The first line for a name
+            counts; a name without a line stays as it is.
     """
     words: dict[str, str] = {}
     for line in (line for text in texts for line in text.splitlines()):

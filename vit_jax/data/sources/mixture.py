@@ -1,7 +1,7 @@
 """A mixture of sources, `0.7*tfds:a+0.3*folder:b`: each gives its share of the images, in epochs of its own.
 
-`,classes=FILE` after a source names a file that renames its classes to those of the mixture; see `class_renaming`.
-The examples of a mixture are those of its parts one after the other; only the order of training knows the weights.
+`,classes=FILE` after a source names a file that renames its classes to classes of the mixture; see `class_renaming`.
+The mixture contains all examples of its parts, one part after the other. The weights only affect the order of training.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ class WeightedSource(NamedTuple):
     """A part of a mixture.
 
     Attributes:
-        weight: as written.
-        source: as `config.data.source`.
+        weight: the weight as written.
+        source: the data source, in the form of `config.data.source`.
         classes: path of the renaming of its classes; empty: they keep their names.
     """
 
@@ -41,7 +41,7 @@ class WeightedSource(NamedTuple):
 
 
 def parse_mixture(text: str) -> list[WeightedSource]:
-    """Returns the parts of a mixture; raises UserError if it is not written as one."""
+    """Returns the parts of a mixture `0.7*SOURCE+0.3*SOURCE`; raises UserError if the text is not of this form."""
     parts = []
     for part in PLUS.split(text):
         weight, _, source = part.partition("*")
@@ -52,7 +52,11 @@ def parse_mixture(text: str) -> list[WeightedSource]:
 
 
 def change_sources(source: str, change: Callable[[str], str], change_path: Callable[[str], str] = str) -> str:
-    """Returns a source after a change of it, or, of a mixture, of its parts and the paths of their renamings."""
+    """Returns the result of `change` for a data source.
+
+    If the source is a mixture, `change` is applied to the source of each part, and `change_path` to the path of its
+    renaming, if it has one.
+    """
     kind, _, text = source.partition(":")
     if kind != "mix":
         return change(source)
@@ -84,7 +88,7 @@ class MixedExamples:
 
     Attributes:
         sources: the parts.
-        labels: of each part: its label -> label in the mixture; None: they are the same.
+        labels: of each part, label in the part -> label in the mixture, or None if they are the same.
     """
 
     sources: tuple[Source, ...]
@@ -93,7 +97,10 @@ class MixedExamples:
     def read_example(
         self, split: str, index: int, **opening: Callable[..., Any]
     ) -> tuple[images.RGB | images.EncodedImage, Label]:
-        """Returns (image, label) number `index` of a whole split of a part, `0 train`; see `Source.read_example`."""
+        """Returns (image, label) number `index` of a whole split of a part; see `Source.read_example`.
+
+        The split `0 train` is the split `train` of the first part.
+        """
         number, name = locate_split(split)
         image, label = self.sources[number].read_example(name, index, **opening)
         return image, map_label(label, self.labels[number])
@@ -112,7 +119,7 @@ class MixedExamples:
 
 
 def locate_split(split: str) -> tuple[int, str]:
-    """Returns the number of the part that a split of a mixture belongs to, and its name there."""
+    """Returns the number of the part that a split of a mixture belongs to, and the name of the split in that part."""
     number, _, name = split.partition(" ")
     return int(number), name
 
@@ -122,8 +129,14 @@ def mix_sources(
 ) -> Source:
     """Returns the mixture of opened sources.
 
+    Args:
+        parts: the parts as written.
+        sources: the opened split of each part.
+        renamings: the renaming of the classes of each part, or None.
+
     Raises:
-        UserError: a weight is no number, or the classes do not join.
+        UserError: a weight is not a number above 0, the classes do not join, the parts differ in `max_labels`, or not
+            all parts are in shards and the shards of a part do not fit into the cache.
     """
     weights = read_weights(parts)
     names = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
@@ -149,10 +162,12 @@ def mix_sources(
 
 
 def mix_shards(sources: Sequence[Source]) -> Shards | None:
-    """Returns the shards of a mixture; None, where some parts are not in shards: then those of the others must fit.
+    """Returns the shards of a mixture, or None if some parts are not in shards.
+
+    A mixture without shards cannot be streamed, so the shards of its other parts must fit into the cache.
 
     Raises:
-        UserError: these do not fit into the cache.
+        UserError: the shards of a part do not fit into the cache, but must.
     """
     shards = [source.shards for source in sources if source.shards]
     if len(shards) < len(sources):
@@ -165,7 +180,11 @@ def mix_shards(sources: Sequence[Source]) -> Shards | None:
 
 
 def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """Returns the names of the classes of a part in the mixture; raises UserError if these do not fit."""
+    """Returns the names that the classes of a part have in the mixture, or None if they have no names.
+
+    Raises:
+        UserError: the renaming does not fit the classes, or without one several classes have the same name.
+    """
     if renaming is not None:
         return rename_classes(source, renaming, part.classes)
     if len(set(source.class_names or ())) < len(source.class_names or ()):

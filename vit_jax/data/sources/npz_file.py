@@ -22,11 +22,11 @@ class NpzFile:
     """The images of some splits of a file, in memory, and the labels of all its splits.
 
     Attributes:
-        images: split, as asked for -> RGB uint8 [n, height, width, 3].
-        labels: split of the file -> its labels [n].
-        class_names: of the labels, in order, if the file has them.
-        num_classes: as many as there are names; without names, up to the largest label of any split.
-        digest: of the names and contents of these splits.
+        images: split, under the name that the caller gave -> its images, RGB uint8 [n, height, width, 3].
+        labels: split, under its name in the file -> its labels [n]; of all splits of the file.
+        class_names: the names of the classes in the order of the labels, or None if the file has none.
+        num_classes: the number of class names; without names, the largest label of any split + 1.
+        digest: a hash of the names and contents of the splits that were read.
     """
 
     def __init__(self, path: str, splits: list[str]):
@@ -102,10 +102,10 @@ def open_arrays(path: str) -> Any:
 
 
 def find_splits(arrays: Mapping[str, Any], path: str) -> list[str]:
-    """Returns the names of the splits, sorted.
+    """Returns the names of the splits of a file, sorted.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no splits.
     """
     splits = sorted(name.removesuffix(IMAGES) for name in arrays if name.endswith(IMAGES))
     if not splits:
@@ -117,7 +117,7 @@ def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:
     """Returns the labels of a split.
 
     Raises:
-        UserError: there are none, or they are not whole numbers of 0 or more, one an image.
+        UserError: there are no labels, or they are not whole numbers [n] of 0 or more.
     """
     if split + LABELS not in arrays:
         raise UserError(f"{path} has {split}{IMAGES}, but no {split}{LABELS}.")
@@ -129,10 +129,10 @@ def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:
 
 
 def read_images(arrays: Mapping[str, Any], split: str, count: int, path: str) -> UInt8[np.ndarray, "n height width 3"]:
-    """Returns the images of a split, of which there are as many as labels.
+    """Returns the images of a split.
 
     Raises:
-        UserError: they have another form or number.
+        UserError: they are not uint8 [n, height, width, 3], or their number is not `count`, the number of labels.
     """
     images = arrays[split + IMAGES]
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:

@@ -1,9 +1,9 @@
 """Parquet files with a column of images and one of labels, as `datasets` and the Hugging Face hub have them.
 
-An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of them.
-The columns are found by the description that `datasets` leaves in the files: the Image, and the ClassLabel with its
-class names. Otherwise they are the columns `image` and `label`. `,image=COLUMN` and `,label=COLUMN` after the pattern
-name others. The EXIF orientation is not applied.
+An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of whole
+numbers. The columns are found by the description that the library `datasets` leaves in the files: the only column of
+type Image, and the only one of type ClassLabel, whose class names are used. Otherwise they are the columns `image` and
+`label`. `,image=COLUMN` and `,label=COLUMN` after the pattern name other columns. The EXIF orientation is not applied.
 """
 
 import json
@@ -74,7 +74,7 @@ def open_hub(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens the Parquet files of a data set on the Hugging Face hub; `name` is //datasets/OWNER/NAME with options.
 
     Raises:
-        UserError: as `open_parquet`, or the name is another one.
+        UserError: as `open_parquet`, or the name has another form.
     """
     return open_parquet(source_config, hub_pattern(name), split)
 
@@ -85,7 +85,7 @@ def list_hub_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 def hub_pattern(name: str) -> str:
-    """Returns the pattern of the files; raises UserError if the name is not that of a data set."""
+    """Returns the pattern of the files of a data set on the hub; raises UserError if its name has another form."""
     if not re.match("//datasets/[^/]+/[^/]", name):
         raise UserError(f"cannot read the data source hf:{name}; write hf://datasets/OWNER/NAME")
     return f"hf:{name}"
@@ -97,7 +97,7 @@ def list_parquet_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
-    """Returns the files of each split; raises UserError if there are none, or if one split lies in several folders."""
+    """Returns split -> its files; raises UserError if there are no files, or if a split lies in several folders."""
     shards.forget_readers()
     splits = files_of_splits(find_files(pattern, ".parquet"))
     for split, files in splits.items():
@@ -109,18 +109,18 @@ def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
 
 
 def read_footers(files: Sequence[FoundFile]) -> dict[str, shards.Footer]:
-    """Returns what the ends of files state, by their paths; raises UserError if one is damaged."""
+    """Returns path of a file -> what its end states; raises UserError if a file is damaged."""
     with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
         footers = pool.map(lambda file: shards.read_footer(file.path, file.size), files)
         return dict(zip((file.path for file in files), footers, strict=True))
 
 
 def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[str, str, tuple[str, ...] | None]:
-    """Returns the column of images, that of labels, and the class names where they are stated.
+    """Returns the column of images, the column of labels, and the class names, or None if the file does not state them.
 
     Args:
-        footer: of a file.
-        options: the columns that the user names.
+        footer: the footer of a file.
+        options: `image` or `label` -> the column that the user names for it.
     """
     described = describe_features(footer)
     chosen = {}
@@ -132,7 +132,7 @@ def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[s
 
 
 def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -> None:
-    """Raises UserError if a file has no column of a name; `chosen` is what is in each -> its name."""
+    """Raises UserError if the file `path` lacks a chosen column; `chosen` is `image` or `label` -> name of the column."""
     for role, name in chosen.items():
         if name not in footer.columns:
             raise UserError(
@@ -142,7 +142,7 @@ def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -
 
 
 def describe_features(footer: shards.Footer) -> Mapping[str, object]:
-    """Returns the description of each column that `datasets` has left in a file; nothing, if there is none."""
+    """Returns name of a column -> the description that `datasets` has left of it; empty if there is no description."""
     try:
         described = json.loads(footer.description)["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -151,7 +151,7 @@ def describe_features(footer: shards.Footer) -> Mapping[str, object]:
 
 
 def class_label(feature: object) -> Mapping[str, Any]:
-    """Returns the description of a value of a column: for a column of lists, of the elements of a list."""
+    """Returns the description of the values of a column or, if these are lists, of the elements of the lists."""
     if isinstance(feature, list):
         return class_label(feature[0]) if feature else {}
     if not isinstance(feature, dict):
@@ -160,7 +160,7 @@ def class_label(feature: object) -> Mapping[str, Any]:
 
 
 def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
-    """Returns the path that is stored with the image of example `index` of a split, or its place in the data."""
+    """Returns the path that is stored with the image of example `index` of a split, or else `<split>/<index>`."""
     shard, row = splits.locate(split, index)
     reader = shards.cached_reader(shard)
     assert isinstance(reader, shards.ParquetFile)
@@ -169,18 +169,18 @@ def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
 
 
 def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str) -> tuple[bytes, list[int]]:
-    """Returns the image and the labels of a row.
+    """Returns the encoded image and the labels of a row.
 
     Args:
-        reader: of the file.
-        row: its number in the file.
-        name: of the row for messages.
+        reader: the reader of the file.
+        row: the number of the row in the file.
+        name: the name of the row in messages.
         image: the column of images.
         label: the column of labels.
 
     Raises:
-        ValueError: it has no image, or is damaged.
-        UserError: it has no label, or one that is no number.
+        ValueError: the row has no image, or is damaged.
+        UserError: the row has no label, or a label that is no whole number.
     """
     values = reader.read(row, (image, label))
     stored = values[image]["bytes"] if isinstance(values[image], dict) else values[image]

@@ -39,10 +39,16 @@ class ShardedSplits:
     def read(
         self, split: str, index: int, open_shard: OpenShard, read_record: Callable[[Any, int, str], Any]
     ) -> tuple[Any, str]:
-        """Returns what `read_record(reader, row, name)` gives of an example's record, and its name for messages.
+        """Returns the result of `read_record(reader, row, name)` for the record of an example, and that `name`.
+
+        Args:
+            split: the whole split of the example.
+            index: the index of the example in the split.
+            open_shard: returns the reader of a shard.
+            read_record: reads record `row` of a shard; `name` is for messages.
 
         Raises:
-            DecodeError: it raises ValueError: the record is damaged.
+            DecodeError: `read_record` has raised ValueError, since the record is damaged.
             UserError: the shard is damaged or missing.
         """
         shard, row = self.locate(split, index)
@@ -53,7 +59,12 @@ class ShardedSplits:
             raise DecodeError(f"cannot read {name}: {error}") from error
 
     def select(self, parts: Iterable[tuple[str, range]], shuffled: bool = False) -> Shards:
-        """Returns the shards that contain these rows of splits, which are `shuffled` or not known to be."""
+        """Returns the shards that contain some examples.
+
+        Args:
+            parts: (name of a whole split, range of its examples) of each part, in order.
+            shuffled: whether the order of the examples is known to be random.
+        """
         shard_counts = []
         for split, rows in parts:
             for shard, start in zip(self.shards[split], self._starts[split], strict=True):
@@ -86,13 +97,13 @@ def read_labelled(
 
     Args:
         splits: the shards of each split.
-        read_record: (reader of a shard, row, name of the record for messages) -> (encoded image, labels); ValueError:
-            the record is damaged.
+        read_record: function of (reader of a shard, row, name of the record for messages) that returns (encoded image,
+            labels), and raises ValueError if the record is damaged.
         num_classes: the labels are 0 to num_classes - 1.
         max_labels: the most labels of an image in multi-label data, or None.
-        split: of the example.
-        index: of the example.
-        open_shard: returns the reader of its shard.
+        split: the whole split of the example.
+        index: the index of the example in the split.
+        open_shard: returns the reader of a shard.
 
     Raises:
         DecodeError: the record is damaged.
@@ -105,7 +116,9 @@ def read_labelled(
 def check_labels(
     labels: list[int], name: str, num_classes: int, max_labels: int | None
 ) -> int | Int32[np.ndarray, " max_labels"]:
-    """Checks the labels of the record of this name, and returns them in the form that a source gives.
+    """Checks the labels of a record, called `name` in messages, and returns them in the form of a `source.Label`.
+
+    That is an int or, in multi-label data, an array [max_labels] with each label once, padded with -1.
 
     Raises:
         UserError: a label is out of range, or there are too many or too few.

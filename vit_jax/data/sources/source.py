@@ -1,8 +1,8 @@
 """The one form that all sources of examples have.
 
-A source is indexed like a list and gives `{"image": ..., "label": ...}`: the image RGB uint8 [height, width, 3] or not
-decoded yet, the label an int or, in multi-label data, an array. Sources can be pickled, so worker processes can read
-them.
+A source is indexed like a list and gives `{"image": ..., "label": ...}`. The image is RGB uint8 [height, width, 3], or an
+`EncodedImage`. The label is an int or, in multi-label data, an array. Sources can be pickled, so worker processes can
+read them.
 """
 
 import bisect
@@ -34,12 +34,12 @@ class SourceConfig:
         source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
             `parquet:PATTERN`, `hf://datasets/OWNER/NAME`, `npz:PATH`, `synthetic` or
             `mix:0.7*SOURCE+0.3*SOURCE`.
-        data_dir: the folder of TFDS data.
-        num_classes: of shards whose info.json does not state it, and of synthetic images.
-        max_labels: of shards whose info.json does not state it.
+        data_dir: the folder of TFDS data; None: TFDS's own.
+        num_classes: number of classes of synthetic images, and of data that do not state it.
+        max_labels: the most labels of an image in multi-label data that do not state it.
         num_examples: number of synthetic images of the split `train_split`.
-        train_split: as a config names it.
-        resolution: of synthetic images.
+        train_split: the split of training, as a config names it.
+        resolution: the side of synthetic images in pixels.
     """
 
     source: str
@@ -68,16 +68,16 @@ class Shards(NamedTuple):
 
     @property
     def remote_bytes(self) -> int:
-        """The bytes of all shards that are remote and state their size."""
+        """The bytes of all remote shards whose size is stated; a shard of several runs counts once."""
         return sum({run.path: run.size or 0 for run in self.runs if filesystem.is_remote(run.path)}.values())
 
 
 class Mixture(NamedTuple):
-    """How the images of training are drawn from the parts of a source, whose examples follow each other.
+    """How training draws images from the parts of a mixture. The source has the examples of one part after the other.
 
     Attributes:
-        lengths: examples of each part.
-        weights: whole numbers in the proportions of their shares.
+        lengths: the number of examples of each part.
+        weights: whole numbers in the proportions of the shares of the parts.
     """
 
     lengths: tuple[int, ...]
@@ -85,11 +85,15 @@ class Mixture(NamedTuple):
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """The first example of each part."""
+        """The index in the source of the first example of each part."""
         return tuple(itertools.accumulate(self.lengths[:-1], initial=0))
 
     def runs(self, run_lengths: Sequence[int]) -> list[range]:
-        """Returns the numbers of the runs of shards of each part, given the examples in each run of the source."""
+        """Returns, for each part, the range of its runs among the runs of the source, see `Shards`.
+
+        Args:
+            run_lengths: the number of examples in each run of the source.
+        """
         ends = list(itertools.accumulate(run_lengths))
         stops = [bisect.bisect_left(ends, end) + 1 for end in itertools.accumulate(self.lengths)]
         return [range(start, stop) for start, stop in itertools.pairwise([0, *stops])]
@@ -100,13 +104,13 @@ class Source:
     """The examples of a split.
 
     Attributes:
-        name: of the data set, with its version if it has one.
+        name: the name of the data set, with its version if it has one.
         parts: what the split consists of, in order: (name of a whole split, range of its examples).
-        read_example: (whole split, index in it) -> (image, decoded or not, label). Of examples in shards it also takes
-            `open_shard`, which returns the reader of a shard.
+        read_example: (whole split, index in it) -> (image, label); the image may be encoded. If the examples lie in
+            shards, it also takes `open_shard`, a function that returns the reader of a shard.
         num_classes: the labels are 0 to num_classes - 1.
-        class_names: in the order of the labels, or None.
-        digest: of what the name does not identify, such as the list of files.
+        class_names: the names of the classes in the order of the labels, or None.
+        digest: a text that identifies what the name does not, such as the list of files.
         max_labels: the most labels of an image in multi-label data, where a label is an array of this length, each
             class once, padded with -1; None: every image has one label.
         file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change, see
@@ -115,10 +119,10 @@ class Source:
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
         read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None.
         class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
-        split_names: of the whole splits with labels, as the data name them, where they are known.
+        split_names: the names of all whole splits with labels, as the data name them; empty if they are not known.
         notes: lines for the user on what was read and what was skipped.
-        shards: in which the examples lie, where they do; else None.
-        mixture: of a mixture of sources; else None.
+        shards: the shards in which the examples lie; None if they do not lie in shards.
+        mixture: how training draws from the parts of a mixture of sources; None if this is no mixture.
     """
 
     name: str
@@ -167,7 +171,7 @@ class Source:
         return " ".join(itertools.starmap(self.file_stamp, rows.items()))
 
     def image_header(self, index: int) -> images.ImageHeader:
-        """Returns the header of an image, where there is a `read_header`.
+        """Returns the header of an image; `read_header` must not be None.
 
         Raises:
             DecodeError: the file is unreadable.
@@ -176,18 +180,21 @@ class Source:
         return self.read_header(*splits.locate_example(self.parts, index))
 
     def example_name(self, index: int) -> str:
-        """Returns the name of an example: that of its image in the data, or else `<whole split>/<index in it>`."""
+        """Returns the name that the image of an example has in the data, or else `<whole split>/<index in it>`."""
         split, row = splits.locate_example(self.parts, index)
         return self.read_name(split, row) if self.read_name else f"{split}/{row}"
 
     def streamed(self) -> "Source":
-        """Returns the source of examples in shards, which holds none of them longer than it is asked to."""
+        """Returns this source, whose examples must lie in shards, reading them from streamed shards.
+
+        A streamed shard and its local copy stay only until `shards.close_streamed`, not while the process runs.
+        """
         streamed = functools.partial(self.read_example, open_shard=shards.streamed_reader)
         return dataclasses.replace(self, read_example=streamed)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator["Source"]:
-        """Yields the source to read some examples of; shards that are opened for them are closed at the end."""
+        """Yields the source, to read some of its examples. Shards that are opened for them are closed at the end."""
         if self.shards is None:
             yield self
             return
@@ -197,10 +204,10 @@ class Source:
             shards.close_streamed(())
 
     def check_cache_room(self, beside: int = 0) -> None:
-        """Raises UserError if copies of all remote shards, and some bytes beside them, exceed the bound of the cache.
+        """Raises UserError if copies of all remote shards, and `beside` other bytes, do not fit into the cache.
 
-        A copy stays while the process runs; without this check, a run would end when it first reads a shard that does
-        not fit.
+        A copy stays while the process runs. Without this check, a run would fail only when it first reads a shard that
+        does not fit.
         """
         size = self.shards.remote_bytes + beside if self.shards and self.shards.remote_bytes else 0
         if self.shards and size > cache.max_bytes():
@@ -229,14 +236,14 @@ class Source:
 
 
 def label_list(label: Label) -> list[int]:
-    """Returns the labels of an image."""
+    """Returns the labels of an image as a list, without padding."""
     return [label] if isinstance(label, int) else label[label >= 0].tolist()
 
 
 def stamp_files(paths: Iterable[str]) -> str:
     """Returns a short text that changes when files, local or remote, are replaced; see `filesystem.file_version`.
 
-    It is not part of a fingerprint: a copy of the files is the same data.
+    The text is not part of a fingerprint, since a copy of the files is the same data.
     """
     paths = list(paths)
     if any(map(filesystem.is_remote, paths)):
@@ -254,7 +261,7 @@ def stamp_versions(versions: Iterable[str]) -> str:
 
 
 def file_version(path: str) -> str:
-    """Returns the version of a file; that it cannot be read is reported when it is read."""
+    """Returns the version of a file, or "none" if it cannot be read, which is reported when its content is read."""
     try:
         return filesystem.file_version(path)
     except UserError:

@@ -10,16 +10,20 @@ Part = tuple[str, str | None, str | None]  # name of a whole split, first bounda
 
 
 class UnknownSplit(UserError):
-    """The data have no split of a name; `existing` are the names of those that they have."""
+    """The data have no split of the name that was asked for.
+
+    Attributes:
+        existing: the sorted names of the splits that they have.
+    """
 
     def __init__(self, sentence: str, existing: Collection[str]):
-        """Takes the sentence."""
+        """Takes the message and the names of the existing splits."""
         super().__init__(sentence)
         self.existing = sorted(existing)
 
 
 def parse_split(split: str) -> tuple[Part, ...]:
-    """Parses a split into its parts: (name, start, stop), boundaries as written or None.
+    """Parses a split into its parts: (name, start, stop). A boundary is a text as written, or None if there is none.
 
     Raises:
         UserError: the text is not in the notation of TFDS.
@@ -53,7 +57,7 @@ def resolve_name(name: str, existing: Collection[str], what: str = "split") -> s
     """Returns the existing whole split of a name; `val` finds `validation` and the reverse.
 
     Raises:
-        UnknownSplit: there is none; `what` describes them.
+        UnknownSplit: there is no such split; its message calls it `what`.
     """
     same = [one for one in existing if canonical_name(one) == canonical_name(name)]
     if name in existing or same:
@@ -65,14 +69,17 @@ def resolve_name(name: str, existing: Collection[str], what: str = "split") -> s
 
 
 def slice_boundary(bound: str, count: int) -> int:
-    """Returns the index of a boundary; percentages round to the nearest, halves to the even, as in TFDS."""
+    """Returns the index of a boundary in a split of `count` examples; a negative boundary stays negative.
+
+    Percentages are rounded to the nearest index, halves to the even one, as in TFDS.
+    """
     if bound.endswith("%"):
         return round(float(bound[:-1]) * count / 100.0)
     return int(bound)
 
 
 def select_examples(split: str, counts: Mapping[str, int]) -> list[tuple[str, range]]:
-    """Returns (name, range of its examples) for each part of `split`.
+    """Returns (name as written, range of its examples) for each part of `split`.
 
     Args:
         split: the text.

@@ -30,18 +30,19 @@ Operand = int | str  # a constant, or the name of a scalar or a predicate
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """What the scalar unit does, as far as branches and transfers may depend on it.
+    """An instruction of the scalar unit, or one that starts a transfer.
 
     Attributes:
         code: `sadd.s32`, `sbr.rel`, ...
-        result: its name; None: it has none.
+        result: the name of its result; None: it has none.
         operands: constants and names.
-        predicate: if it is false, nothing is executed, and the result is `otherwise`, if given; None: always executed.
-        negated: the predicate must be false.
-        otherwise: see `predicate`.
-        target: the bundle to which it branches.
-        slot: of memory, in which a scalar is kept for a while.
-        core_id: it reads which core of a chip this is.
+        predicate: the name of the predicate that must be true for the instruction to be executed; None: it is always
+            executed.
+        negated: whether the predicate must be false instead.
+        otherwise: the result if the instruction is not executed; None: there is none.
+        target: the number of the bundle to which it branches; None: it is no branch.
+        slot: the slot of memory to which it stores or from which it loads a scalar; None: it does neither.
+        core_id: whether it reads which core of a chip this is.
     """
 
     code: str
@@ -64,12 +65,13 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Bundles:
-    """A schedule.
+    """The schedule of an operation. A bundle is given by its number, from 0.
 
     Attributes:
-        count: the number of its bundles.
-        scalar: bundle -> the instructions in it on which branches and transfers depend, in the order of their effects.
-        rows: bundle -> matrix unit -> rows that it is given.
+        count: the number of bundles.
+        scalar: bundle -> its branches, transfers and the instructions on which these depend, in the order of their
+            effects.
+        rows: bundle -> matrix unit -> rows of the left operand that the bundle gives to the unit.
     """
 
     count: int
@@ -119,18 +121,24 @@ def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None
 
 
 def is_transfer(code: str) -> bool:
-    """Returns whether an instruction starts a transfer between memories of a chip, which it does not wait for."""
+    """Returns whether an instruction starts a transfer between memories of a chip, without waiting for its end.
+
+    Transfers of scalar memory and of the host do not count.
+    """
     return code.startswith("dma.") and not code.startswith(("dma.done", "dma.smem", "dma.host"))
 
 
 def _operand(text: str) -> Operand:
-    """Returns a constant or a name; the name of an address is no name of a scalar, so that its value is unknown."""
+    """Returns a constant or a name. An address becomes a name that no scalar has, so that its value is unknown."""
     text = text.strip()
     return int(text) if text.lstrip("-").isdecimal() else text.removeprefix("%")
 
 
 def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instruction, ...]]:
-    """Returns the instructions on which branches and transfers depend, directly or through others."""
+    """Returns bundle -> its branches, transfers and the instructions on which these depend, directly or through others.
+
+    Bundles without such instructions are absent.
+    """
     everything = [each for bundle in parsed.values() for each in bundle]
     makers: dict[str, list[Instruction]] = {}
     for each in everything:
@@ -147,7 +155,7 @@ def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instru
                 needed.add(id(maker))
                 wanted.append(maker)
     kept = {number: [each for each in bundle if id(each) in needed] for number, bundle in parsed.items()}
-    # What is joined at the head of a loop (sphi) is read by the others of its bundle.
+    # An sphi joins values at the head of a loop. It comes first, since others of its bundle read its result.
     return {
         number: tuple(sorted(bundle, key=lambda each: each.code != "sphi")) for number, bundle in kept.items() if bundle
     }

@@ -49,7 +49,11 @@ class Dumps:
                 self._add_equal_operations(path.read_text())
 
     def _add_equal_operations(self, text: str) -> None:
-        """Adds the operations that libtpu found equal to one whose schedule it wrote."""
+        """Adds the operations without a file of their own, which libtpu found equal to an operation with a file.
+
+        Args:
+            text: the text of a deduplication map.
+        """
         for group in text.split("key:"):
             names = re.findall(r"^  (.+)$", group, re.MULTILINE)
             one = next((self._files[name] for name in names if name in self._files), None)
@@ -57,7 +61,7 @@ class Dumps:
                 self._files = dict.fromkeys(names, one) | self._files
 
     def read(self, name: str) -> Schedule | None:
-        """Returns the schedule of an operation, by its name in the program; None: there is none that can be read."""
+        """Returns the schedule of the operation with this name in the program; None: there is none that can be read."""
         path = self._files.get(name)
         if path is None:
             return None

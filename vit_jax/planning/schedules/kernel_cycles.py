@@ -16,14 +16,16 @@ from vit_jax.storage import atomic_write, cache, versions
 
 
 def sum_kernel_cycles(text: str, target: str) -> int | None:
-    """Returns the cycles of all Pallas kernels of a program, each as its schedule takes that is compiled alone.
+    """Returns the cycles of all Pallas kernels of a program.
+
+    The cycles of a kernel are those of its schedule when it is compiled alone.
 
     Args:
-        text: of the compiled program.
-        target: the slice.
+        text: the text of the compiled program.
+        target: the TPU slice for which the program was compiled.
 
     Returns:
-        None if there are no kernels, or if one cannot be compiled alone.
+        The sum over all executions, or None if there are no kernels or the cycles of one are unknown.
     """
     times: dict[kernels.Kernel, int] = {}
     for each in hlo.read_instructions(text):

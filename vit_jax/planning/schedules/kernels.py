@@ -1,7 +1,7 @@
 """The Pallas kernels of a compiled program, whose cycles the compiler does not estimate.
 
 A kernel's schedule is found by compiling it alone, for one device, in a process in which libtpu writes schedules. That
-process is given the kernels in JSON on stdin and answers with one number or null for each.
+process is given the kernels in JSON on stdin, and answers on stdout with the cycles of each kernel, or null if unknown.
 """
 
 import dataclasses
@@ -22,8 +22,9 @@ ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
 ARRAY = re.compile(r"\b(pred(?=\[)|[a-z]+(?=\d))(\d*)\[([\d,]*)\]")
 DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint"}
 
-# Operands stay in HBM on every kind of chip: alone, a kernel would often find them in a faster memory. It fitted the
-# memory that its program left it, whatever its limit; the limit does not change the schedule.
+# The options with which a kernel is compiled alone. Its operands stay in HBM on every kind of chip, since without its
+# program they would often lie in a faster memory. The limit of VMEM is high: the kernel fitted the memory that its
+# program left it, and the limit does not change its schedule.
 ALONE = {
     "xla_vf_vmem_memory_space_assignment": False,
     "xla_gf_vmem_memory_space_assignment": False,
@@ -31,7 +32,7 @@ ALONE = {
     "xla_tpu_scoped_vmem_limit_kib": str(256 * 1024),
 }
 
-Array = tuple[str, tuple[int, ...]]  # numpy's name of the type, shape
+Array = tuple[str, tuple[int, ...]]  # (numpy's name of the dtype, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Kernel:
     """A kernel, with all that its schedule depends on.
 
     Attributes:
-        config: of the call, in JSON: it contains the kernel's program.
-        operands: types and shapes.
-        results: types and shapes.
-        aliases: (operand, result) that share their memory.
+        config: the configuration of the call in JSON, which contains the kernel's program.
+        operands: dtype and shape of each operand.
+        results: dtype and shape of each result.
+        aliases: the pairs (index of an operand, index of a result) that share their memory.
     """
 
     config: str
@@ -73,7 +74,7 @@ def _parse_arrays(text: str) -> tuple[Array, ...]:
 
 
 def compile_kernel(kernel: Kernel, device: jax.Device) -> str:
-    """Returns the text of the program that executes only a kernel."""
+    """Compiles a program that executes only this kernel, and returns its text."""
     operands, results = (
         [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=SingleDeviceSharding(device)) for dtype, shape in part]
         for part in (kernel.operands, kernel.results)
@@ -89,7 +90,7 @@ def compile_kernel(kernel: Kernel, device: jax.Device) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Answers with the cycles of each kernel on a chip of the slice in the first argument."""
+    """Prints the cycles of each kernel given on stdin, on a chip of the slice that the first argument names."""
     target, folder = argv[1], dumps.dump_folder()
     assert folder
     [device, *_] = targets.find_devices(target, 1)

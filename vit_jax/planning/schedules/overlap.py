@@ -1,4 +1,4 @@
-"""How much of what is transferred beside the operations of a program is hidden behind them."""
+"""How much of the time of a program's transfers is hidden behind its operations."""
 
 import dataclasses
 from collections import Counter
@@ -9,16 +9,16 @@ from vit_jax.planning.collectives import Links, find_chain, parse_collective
 
 @dataclasses.dataclass
 class Timeline:
-    """The operations of a device in their order, and transfers beside them, which are served one after the other.
+    """The operations of a device in their order, and the transfers beside them, of which only one runs at a time.
 
     Times are cycles from the beginning of the program. A loop of n turns counts as one turn that takes n times as long.
 
     Attributes:
-        now: when the operation that comes next begins.
+        now: when the next operation begins.
         free: when the last transfer that was started ends.
-        pending: a transfer -> when it ends and how long it takes.
+        pending: name of a transfer -> (when it ends, how long it takes).
         hidden: the cycles of transfers during which operations ran.
-        exposed: the cycles during which operations waited.
+        exposed: the cycles during which operations waited for transfers.
     """
 
     now: float = 0.0
@@ -54,19 +54,29 @@ class Exchange:
     """The collectives of a program, one after the other, each at the full speed of the busiest link.
 
     Attributes:
-        timeline: of the device.
+        timeline: the operations and collectives of the device.
     """
 
     def __init__(self, links: Links, text: str) -> None:
-        """Makes the exchange of a program that is given as text; `links` are those between its devices."""
+        """Starts with an empty timeline.
+
+        Args:
+            links: the links between the devices of the program.
+            text: the text of the compiled program.
+        """
         self.timeline = Timeline()
         self._links = links
-        # The compiler spreads some collectives over several fusions, which share a chain -> those that are to come.
+        # Chain -> how many of its fusions are still to come. The compiler spreads some collectives over such a chain.
         self._steps = Counter(chain for each in hlo.read_instructions(text) if (chain := find_chain(each)))
         self._started: set[str] = set()
 
     def begin(self, executed: hlo.Instruction, fused: list[hlo.Instruction]) -> None:
-        """Adds what an instruction waits for before it does anything else, and what it starts."""
+        """Adds the collective for which an instruction waits first, and the collectives that it executes or starts.
+
+        Args:
+            executed: the instruction.
+            fused: the instructions that are fused in it.
+        """
         if executed.operation.endswith("-done") and executed.operands:
             self.timeline.wait(executed.operands[0])
         for each in (executed, *fused):
@@ -82,7 +92,7 @@ class Exchange:
                 self.timeline.start(chain, cycles)
 
     def end(self, executed: hlo.Instruction, fused: list[hlo.Instruction]) -> None:
-        """Adds what an instruction waits for at its end: the collectives of which it is the last step."""
+        """Adds the collectives for which an instruction waits at its end, since it is their last step."""
         for chain in (chain for each in (executed, *fused) if (chain := find_chain(each))):
             self._steps[chain] -= 1
             if not self._steps[chain]:

@@ -1,6 +1,6 @@
-"""Executes what the scalar unit of a TPU core does in a schedule: how often each bundle is issued, what is transferred.
+"""Simulates the scalar unit of a TPU core, to count how often a schedule issues each bundle and how much it transfers.
 
-Loops, the stages of a pipelined grid and the blocks that it does not fetch again are all decided there.
+The scalar unit decides on loops, on the stages of a pipelined grid, and on the blocks that it need not fetch again.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from vit_jax.planning.chips import Chip
 from vit_jax.planning.schedules.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
 
 DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
-MAX_STEPS = 5_000_000  # bundles with something to execute, after which it is given up
+MAX_STEPS = 5_000_000  # the simulation is given up after so many bundles with scalar instructions
 
 UNSIGNED = 2**32 - 1
 
@@ -47,12 +47,12 @@ class Schedule:
     """What one execution of an operation occupies on a core.
 
     Attributes:
-        bundles: issued, one in a cycle; waits are not among them.
-        mxu_rows: of the left operands, that the busiest matrix unit takes.
-        granules: transferred from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
-        shared: the cores of a chip share the operation, and the numbers are those of one of them.
-        assumed: the number of conditions that depend on data: what they guard counts as executed.
-        open_loops: the number of loops whose turns depend on data: they count once.
+        bundles: the number of bundles issued, one in a cycle. Cycles in which the core waits are not counted.
+        mxu_rows: the rows of left operands that the busiest matrix unit takes.
+        granules: the size of the transfers from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
+        shared: whether the cores of a chip share the operation. If so, the numbers are those of one core.
+        assumed: the number of conditions that depend on data. What they guard counts as executed.
+        open_loops: the number of loops whose number of turns depends on data. Each counts as one turn.
     """
 
     bundles: int
@@ -63,11 +63,11 @@ class Schedule:
     open_loops: int
 
     def hbm_bytes(self, chip: Chip) -> int:
-        """Returns the bytes that a chip moves from and to HBM; what is unknown is left out."""
+        """Returns the bytes that a chip moves from and to HBM; 0 if they are unknown."""
         return (self.granules or 0) * chip.granule_bytes * (chip.tensor_cores if self.shared else 1)
 
     def cycles(self, chip: Chip) -> int:
-        """Returns the cycles of a chip: the longest of bundles issued, matrix unit busy, and HBM traffic."""
+        """Returns the cycles of a chip: the most that bundles, the busiest matrix unit or HBM traffic take."""
         moving = self.hbm_bytes(chip) / chip.hbm_bandwidth * chip.clock
         return max(self.bundles, self.mxu_rows // chip.matrix_rows, round(moving))
 
@@ -77,14 +77,14 @@ class _Core:
     """A core that executes a schedule.
 
     Attributes:
-        values: name -> its value; None: unknown.
-        registers: the number of a register -> its value.
-        slots: of memory -> value.
-        divisions: name -> quotient and remainder, in the order in which they are fetched.
-        issued: (first, end) -> how often these bundles were issued one after the other.
-        granules: transferred from and to HBM; None: unknown.
-        assumed: (where it is, where it leads) of the branches that depend on data; they are not taken.
-        uses_core_id: whether cores share the work.
+        values: name of a scalar or predicate -> its value; None: unknown.
+        registers: register, such as `s19` -> its value; None: unknown.
+        slots: slot of memory -> the value that it holds; None: unknown.
+        divisions: name of a division -> its quotient and remainder, without those that were fetched already.
+        issued: (first, end) -> how often the bundles from `first` to before `end` were issued one after the other.
+        granules: the size of the transfers from and to HBM, in units of `Chip.granule_bytes`; None: unknown.
+        assumed: (its bundle, the bundle to which it leads) of each branch that depends on data. None of them is taken.
+        uses_core_id: whether the schedule reads the id of its core, so that the cores of a chip share the work.
     """
 
     values: dict[str, int | None] = dataclasses.field(default_factory=dict)
@@ -97,7 +97,11 @@ class _Core:
     uses_core_id: bool = False
 
     def run(self, bundles: Bundles) -> None:
-        """Executes a schedule from its first bundle to its last."""
+        """Executes a schedule from its first bundle to its last.
+
+        Raises:
+            ValueError: it takes more than `MAX_STEPS` bundles with scalar instructions.
+        """
         events = sorted({*bundles.scalar, bundles.count})
         after = dict(zip(events, [*events[1:], bundles.count], strict=True))
         begin, number = 0, events[0]  # of the bundles that are issued in sequence; the next to execute
@@ -128,7 +132,7 @@ class _Core:
         return None if value is None else bool(value) != each.negated
 
     def value(self, operand: Operand | None) -> int | None:
-        """Returns the value of an operand."""
+        """Returns the value of an operand; None: unknown."""
         return operand if isinstance(operand, int) else self.values.get(operand or "")
 
     def execute(self, each: Instruction) -> None:
@@ -175,8 +179,9 @@ class _Core:
     def transfer(self, each: Instruction, holds: bool | None) -> None:
         """Counts a transfer from or to HBM, unless it is known that it does not take place.
 
-        A general one that depends on data is what a collective sends to another chip beside the operation, once in all
-        turns of a loop: it is part of the exchange.
+        After a transfer of unknown size `granules` is None. A general transfer (`dma.general`) under a condition that
+        depends on data is not counted: it is what a collective sends to another chip beside the operation, once in all
+        turns of a loop, and belongs to the exchange.
         """
         if holds is False or self.granules is None:
             return
@@ -187,7 +192,7 @@ class _Core:
 
 
 def read_schedule(text: str) -> Schedule:
-    """Returns what the operation occupies whose final schedule libtpu wrote.
+    """Returns what an operation occupies, from the text of its final schedule, which libtpu wrote.
 
     Raises:
         ValueError: the text is no schedule, or its loops do not end.
@@ -218,7 +223,14 @@ def _register(name: str) -> str:
 
 
 def _combine(code: str, values: list[int | None]) -> int | None:
-    """Returns a combination of predicates, also where one of them alone decides it."""
+    """Returns a logical combination of predicates, 1 or 0; None: unknown.
+
+    It is known, even if some predicates are not, where one predicate alone decides it.
+
+    Args:
+        code: `por`, `pand`, `pnand` or `pneg`.
+        values: the predicates; None: unknown.
+    """
     if code == "pneg":
         return None if values[0] is None else int(not values[0])
     decisive = 1 if code == "por" else 0
@@ -233,5 +245,5 @@ def _combine(code: str, values: list[int | None]) -> int | None:
 
 
 def _signed(value: int) -> int:
-    """Returns a value of 32 bits, with its sign."""
+    """Returns the lower 32 bits of a value as a signed integer."""
     return (value + 2**31) % 2**32 - 2**31

@@ -1,8 +1,8 @@
-"""What a whole program costs by the schedules of its operations: by kind, with the exchange that they do not hide.
+"""What a whole program costs by the schedules of its operations, by kind, and the exchange that they do not hide.
 
-The measure is optimistic: for each operation it is the longest of bundles issued, matrix unit busy and HBM traffic, and
-nothing waits for anything else. It serves XLA's operations and Pallas kernels alike. The compiler's own estimate is
-pessimistic for all but matrix products; the two are never to be mixed.
+The measure is optimistic. An operation takes the maximum of the cycles of its bundles, of the busiest matrix unit and
+of its HBM traffic, and nothing waits for anything else. The measure serves XLA's operations and Pallas kernels alike.
+The compiler's own estimate is pessimistic for all but matrix products. The two measures must never be mixed.
 """
 
 import re
@@ -36,7 +36,7 @@ LARGE_CYCLES = 1000  # an operation that is estimated at more and has no schedul
 
 
 def group_fused(text: str) -> Iterator[tuple[hlo.Instruction, list[hlo.Instruction]]]:
-    """Yields what a device executes, in order, each with the instructions that are fused in it."""
+    """Yields each instruction that a device executes, in order, with the list of the instructions fused in it."""
     executed, fused = None, []
     for each in hlo.read_instructions(text):
         if each.fused:
@@ -69,9 +69,9 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
     """Returns the schedule of a compiled program.
 
     Args:
-        text: of the program.
+        text: the text of the program.
         dumps: the schedules of its operations.
-        links: between its devices.
+        links: the links between its devices.
     """
     chip = links.tpu.chip
     kinds: Counter[str] = Counter()
