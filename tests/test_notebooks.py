@@ -256,6 +256,7 @@ def test_a_zip_of_images_becomes_a_folder(photos, tmp_path):
             file.writestr(f"__MACOSX/{path.name}", "")
     assert notebook.dataset(f"folder:{archive}") == f"folder:{tmp_path}/mine/some/where"
     assert notebook.dataset(f"folder:{photos}") == f"folder:{photos}" and notebook.dataset("cifar10") == "cifar10"
+    assert notebook.dataset("folder:gs://bucket/photos") == "folder:gs://bucket/photos"
     archive.write_text("no zip")
     with pytest.raises(UserError, match=r"^cannot unpack .*: File is not a zip file"):
         notebook.dataset(f"folder:{archive}")

@@ -1,4 +1,4 @@
-"""Plots and files for notebooks."""
+"""Plots, HTML pages, what a model does inside, and files for notebooks."""
 
 import lazy_loader
 

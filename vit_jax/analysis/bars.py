@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.analysis.plot import NotebookFigure
 
-Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  # name of a group -> of a bar -> of a part -> its size
+Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  # group -> bar -> part of the bar -> size; all keys are names
 
 WIDTH, FRAME = 4.8, 0.6  # inches: of the figure, of its axis and margins
 ROW, LINE = 0.27, 0.2  # inches: of a bar with its margin, of a line of text
@@ -16,14 +16,14 @@ LETTERS, COLUMNS = 56, 3  # letters in a line of a group's name, entries in a li
 def stacked_bars(
     groups: Groups, label: str, total: str, limits: Sequence[float] = (), limit_name: str = "limit"
 ) -> NotebookFigure:
-    """Returns horizontal bars, each of parts one after the other, and what its parts add up to.
+    """Returns a figure of horizontal bars. The parts of a bar lie one after the other, and their sum stands at its end.
 
     Args:
-        groups: of bars.
-        label: of the axis, with the unit.
-        total: how the sum of a bar is written, as in "{:.1f}".
-        limits: none, or one for each group.
-        limit_name: what they are; told where bars have several parts.
+        groups: the groups of bars.
+        label: the label of the axis, with the unit.
+        total: the format of the sum of a bar, as in "{:.1f}".
+        limits: a limit for each group, drawn as a vertical line; empty: no limits are drawn.
+        limit_name: the name of the limits in the legend, which is drawn only if there is more than one kind of part.
     """
     bars = [bar for group in groups.values() for bar in group.values()]
     colours = {part: f"C{number}" for number, part in enumerate(dict.fromkeys(part for bar in bars for part in bar))}

@@ -1,4 +1,7 @@
-"""Curves of the metrics of runs, drawn by the reader's browser. Only this file uses bokeh, which is in the page."""
+"""Curves of the metrics of runs, drawn by the reader's browser. Only this file uses bokeh.
+
+The page contains bokeh's script, so that it needs no network.
+"""
 
 import dataclasses
 import itertools
@@ -18,7 +21,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("reports need bokeh: pip install -e '.[plot]'", name=error.name) from error
 
-BUCKETS = 1000  # of a long curve
+BUCKETS = 1000  # groups of points in a long curve, see `thin_out`
 TOP = ("top5", "top5_all")
 FEW = 40  # points up to which each has a dot
 GREY = "#767676"
@@ -29,14 +32,14 @@ DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What is drawn together.
+    """The metrics that are drawn in one plot.
 
     Attributes:
-        title: a heading.
-        unit: of the vertical axis.
-        metrics: pattern of their names.
-        factor: by which they are multiplied.
-        scale: of the vertical axis, linear or log.
+        title: the heading of the plot.
+        unit: the label of the vertical axis.
+        metrics: a regular expression that the names of the metrics contain.
+        factor: the factor by which the values are multiplied.
+        scale: the scale of the vertical axis, linear or log.
     """
 
     title: str
@@ -63,10 +66,10 @@ class Curve:
     """A metric of a run over its steps; NaN where it is not finite.
 
     Attributes:
-        run: number of the run on the page.
-        metric: its name.
-        steps: of its values.
-        values: in the unit of the panel.
+        run: the number of the run on the page, from 0.
+        metric: the name of the metric.
+        steps: the steps of the values.
+        values: the values in the unit of the panel.
     """
 
     run: int
@@ -80,10 +83,10 @@ class Plot:
     """A panel with its curves.
 
     Attributes:
-        panel: what it is.
-        curves: all its points.
-        div: the HTML where the browser draws it.
-        dashes: metric -> how its lines are dashed, if colours stand for runs.
+        panel: the panel.
+        curves: its curves, with all their points.
+        div: the HTML element in which the browser draws it.
+        dashes: metric -> how its lines are dashed. Empty if there is only one run: then colours stand for metrics.
     """
 
     panel: Panel
@@ -93,7 +96,11 @@ class Plot:
 
 
 def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
-    """Returns the curves of each panel that has any; metrics in the order they appear in."""
+    """Returns panel -> its curves, for each panel that has any.
+
+    Curves are sorted by run, then by the first appearance of the metric in it. The top-5 accuracy among five or fewer
+    classes is left out.
+    """
     curves_by_panel: dict[Panel, list[Curve]] = {panel: [] for panel in PANELS}
     for number, run in enumerate(runs):
         for metric in run.last:
@@ -108,8 +115,10 @@ def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
 
 
 def thin_out(values: Float[np.ndarray, " n"], buckets: int = BUCKETS) -> Int[np.ndarray, " kept"]:
-    """Returns which points of a curve to draw: of each of `buckets` groups of points the first, lowest and highest,
-    and the last of all; all of a short curve. NaN counts as the lowest, so that a gap stays.
+    """Returns the indices of the points of a curve to draw, in ascending order.
+
+    They are the first, the lowest and the highest point in each of `buckets` groups of successive points, and the last
+    point of the curve. Every point of a short curve is drawn. NaN counts as the lowest, so that a gap stays.
     """
     if len(values) <= 3 * buckets:
         return np.arange(len(values))
@@ -122,7 +131,10 @@ def thin_out(values: Float[np.ndarray, " n"], buckets: int = BUCKETS) -> Int[np.
 
 
 def draw_plots(runs: Sequence[RunFolder]) -> tuple[list[Plot], str, str]:
-    """Returns the plots of runs, the script that draws them, and what the head of their page needs for it: HTML."""
+    """Returns the plots of runs, the script that draws them, and what the script needs in the head of the page.
+
+    The script and the part of the head are HTML. Without metrics there are no plots, and both are empty.
+    """
     panels = list_curves(runs)
     if not panels:
         return [], "", ""
@@ -142,7 +154,7 @@ def draw_plots(runs: Sequence[RunFolder]) -> tuple[list[Plot], str, str]:
 def draw_panel(panel: Panel, runs: Sequence[RunFolder], curves: Sequence[Curve], steps: Range1d) -> figure:
     """Returns the plot of a panel over a range of steps, with a vertical line wherever a run was resumed.
 
-    A colour is a run and a dash a metric; if there is one run, a colour is a metric.
+    Colours stand for runs and dashes for metrics. If there is only one run, colours stand for metrics.
     """
     several, metrics = len(runs) > 1, list(dict.fromkeys(curve.metric for curve in curves))
     plot, lines = empty_plot(panel, steps), []

@@ -23,14 +23,14 @@ FIXED = {
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """A figure with its words; or, without `draw`, why the model has none.
+    """A figure with its words, or the reason why the model has no such figure.
 
     Attributes:
-        name: of its files.
+        name: the name of its files, without suffix.
         title: a heading.
         text: what is to be seen, for readers who do not see it.
-        caption: what it means.
-        draw: makes it, in the colours of the theme around.
+        caption: what the figure means, or why there is none.
+        draw: makes the figure, in the colours of the `plot.theme` in which it is called; None: there is no figure.
     """
 
     name: str
@@ -44,9 +44,9 @@ def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observa
     """Returns the figures of a model.
 
     Args:
-        spec: of the model.
-        params: its parameters, as NumPy arrays.
-        observations: what it did with images.
+        spec: the specification of the model.
+        params: the parameters of the model, as NumPy arrays.
+        observations: what the model did with images.
     """
     return [
         filters(spec, params),
@@ -78,7 +78,10 @@ def filters(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
 
 
 def position_table(spec: ModelSpec, params: dict[str, Any]) -> np.ndarray:
-    """Returns the positions of the patches, the last rows; of those that each block has, the first block's."""
+    """Returns the table of learned position embeddings, whose last rows belong to the patches in raster order.
+
+    If each block has position embeddings of its own, they are those of the first block.
+    """
     owners: dict[str, Callable[[], Any]] = {
         "model": lambda: params,
         "encoder": lambda: params["encoder"],
@@ -114,7 +117,7 @@ def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
 
 
 def attention(spec: ModelSpec, observations: Observations) -> Iterator[Drawing]:
-    """Yields distance and entropy of the heads."""
+    """Yields the attention distance and the attention entropy of the heads."""
     distance, entropy, size = observations.distance, observations.entropy, spec.stem.patch_size
     heads = f"{distance.shape[1]} heads in each of {spec.depth} blocks"
     images = "1 image" if observations.count == 1 else f"{observations.count:,} images"
@@ -170,7 +173,7 @@ def rollouts(observations: Observations) -> Iterator[Drawing]:
 
 
 def predictions(observations: Observations) -> Iterator[Drawing]:
-    """Yields what a model of masked patches predicts."""
+    """Yields what a model of masked patches predicts; nothing for other models."""
     corrupted, predicted = observations.corrupted, observations.predicted
     if corrupted is None or predicted is None:
         return

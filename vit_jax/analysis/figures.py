@@ -24,7 +24,7 @@ def embedding_filters(components: Float[np.ndarray, "components rows columns 3"]
 
 
 def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns"]) -> NotebookFigure:
-    """Returns a small map for each patch, at its place: how similar all positions are to its own (Figures 7, 10)."""
+    """Returns a small map at the place of each patch: how similar all positions are to its own (Figures 7 and 10)."""
     rows, columns = similarity.shape[:2]
     tiles = similarity.reshape(-1, rows, columns)
     figure = NotebookFigure(figsize=(5.6, 4.6 * rows / columns), layout="compressed")
@@ -43,12 +43,12 @@ def position_similarity(similarity: Float[np.ndarray, "rows columns rows columns
 
 
 def head_dots(values: Float[np.ndarray, "depth heads"], label: str, uniform: float) -> NotebookFigure:
-    """Returns a quantity of the attention of each head over the blocks (Figures 7 right and 11).
+    """Returns a plot of a quantity of each head's attention over the blocks (Figures 7 right and 11).
 
     Args:
-        values: its values.
-        label: what it is, with the unit.
-        uniform: that of equal attention to all.
+        values: the values of the quantity.
+        label: the name of the quantity, with the unit.
+        uniform: the value of the quantity for equal attention to all.
     """
     depth = len(values)
     figure = NotebookFigure(figsize=(4.8, 3.6), layout="constrained")
@@ -66,7 +66,7 @@ def head_dots(values: Float[np.ndarray, "depth heads"], label: str, uniform: flo
 
 
 def layer_similarity(similarity: Float[np.ndarray, "depth depth"]) -> NotebookFigure:
-    """Returns how similar the representations after every two blocks are."""
+    """Returns a square of colours: how similar the representations after each pair of blocks are."""
     figure = NotebookFigure(figsize=(4.4, 3.6), layout="compressed")
     axes = figure.subplots()
     artist = axes.imshow(similarity, vmin=0, vmax=1, origin="lower", interpolation="nearest")
@@ -119,7 +119,9 @@ def predicted_patches(
     corrupted: UInt8[np.ndarray, "images height width 3"],
     predicted: UInt8[np.ndarray, "images height width 3"],
 ) -> NotebookFigure:
-    """Returns the first images, below each what a model of masked patches is given of it, and what it predicts."""
+    """Returns three rows of pictures: the first images, what a model of masked patches is given of each, and what it
+    predicts.
+    """
     columns = min(EXAMPLES, len(pixels))
     height, width = pixels.shape[1:3]
     scale = max(1, -(-TILE // max(height, width)))  # small images as larger squares
@@ -129,7 +131,7 @@ def predicted_patches(
 
 
 def _show(picture: np.ndarray, width: float) -> NotebookFigure:
-    """Returns an RGB picture from 0 to 1, so many inches wide, transparent where it is NaN, without axes."""
+    """Returns a figure, `width` inches wide, of an RGB picture with values from 0 to 1; NaN becomes transparent."""
     figure = NotebookFigure(figsize=(width, width * picture.shape[0] / picture.shape[1]), layout="constrained")
     axes = figure.subplots()
     alpha = ~np.isnan(picture).any(axis=-1, keepdims=True)

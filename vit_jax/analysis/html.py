@@ -42,7 +42,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 
 
 class Html(str):
-    """A part of a page. All other text is plain: it is escaped where it becomes a part of one."""
+    """A part of a page, as HTML. Text of any other class is plain: it is escaped where it becomes part of a page."""
 
 
 def document(title: str, body: str, head: str = "") -> str:
@@ -51,7 +51,7 @@ def document(title: str, body: str, head: str = "") -> str:
     Args:
         title: plain text.
         body: HTML.
-        head: more of it, as HTML.
+        head: HTML that is added to the head of the page.
     """
     start = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -61,30 +61,30 @@ def document(title: str, body: str, head: str = "") -> str:
 
 
 def data_url(file: bytes) -> str:
-    """Returns the address of a picture that is inside the page."""
+    """Returns a `data:` URL that contains a picture: PNG, WebP or SVG."""
     kind = next(kind for start, kind in TYPES.items() if file.startswith(start))
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def image(file: bytes, shows: str, attributes: str = "") -> Html:
-    """Returns a picture.
+    """Returns the HTML element of a picture, which contains its file.
 
     Args:
         file: PNG, WebP or SVG.
-        shows: what it shows, for readers who do not see it.
-        attributes: further ones, as HTML.
+        shows: what the picture shows, for readers who do not see it.
+        attributes: further attributes of the element, as HTML.
     """
     return Html(f'<img src="{data_url(file)}" alt="{escape(shows)}"{attributes and " " + attributes}>')
 
 
 def picture(light: bytes, dark: bytes, shows: str) -> str:
-    """Returns a picture in the theme of the reader's screen."""
+    """Returns HTML that shows one of two files of a picture, by the theme of the reader's screen; see `image`."""
     source = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(dark)}">'
     return f"<picture>{source}{image(light, shows)}</picture>"
 
 
 def text(value: object) -> str:
-    """Returns plain text, without control characters, as HTML; HTML as it is."""
+    """Returns a value as HTML: `Html` as it is, anything else as plain text without control characters, escaped."""
     return value if isinstance(value, Html) else escape(printable(value))
 
 
@@ -93,7 +93,7 @@ def row(cells: Iterable[object], numbers: Collection[int] = (), kind: str = "") 
 
     Args:
         cells: plain text or HTML; the first names the line.
-        numbers: the places of those that are numbers, from 0.
+        numbers: the places of the cells that are numbers, counted from 0.
         kind: a class for the style; empty: none.
     """
     name, *others = map(text, cells)
@@ -105,8 +105,8 @@ def table(rows: Iterable[Html | Sequence[object]], headings: Sequence[str] = (),
     """Returns a table.
 
     Args:
-        rows: each as `row` returns it, or the cells that it takes.
-        headings: of the columns, plain text.
+        rows: the lines of the table, each as `row` returns it or as the cells that `row` takes.
+        headings: the headings of the columns, plain text; empty: there is no line of headings.
         numbers: see `row`.
     """
     names = (
@@ -123,11 +123,11 @@ def _number(is_number: bool) -> str:
 
 
 def columns(names: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    """Returns things side by side, a column each, all plain text.
+    """Returns a table that compares things side by side, with a column for each thing. All text is plain.
 
     Args:
-        names: of the things; none: there is one, without a name.
-        rows: name and value of each thing; without values, a heading.
+        names: the names of the things; empty: there is only one thing, without a name.
+        rows: the name of each line, and its value for each thing. A line without values is a heading.
     """
     heading = f'<tr><th scope="colgroup" colspan="{1 + len(names)}">'
     lines = [(name, *values) if values else Html(f"{heading}{text(name)}</th></tr>") for name, values in rows]
@@ -135,5 +135,5 @@ def columns(names: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> 
 
 
 def meter(share: float) -> Html:
-    """Returns a bar as long as a share of 1."""
+    """Returns a bar for a share between 0 and 1."""
     return Html(f'<meter min="0" max="1" value="{share:.4f}">{share:.1%}</meter>')

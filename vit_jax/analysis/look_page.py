@@ -19,7 +19,7 @@ from vit_jax.models import Model
 SMALL = 96  # pixels: smaller pictures are encoded without loss
 HEAD_PIXELS = 56  # width of the map of a head on the page
 LEVELS = 24  # of brightness in it: with 256 the pages of 128 photographs are twice as large
-ON_PAGE = ("rollout", "rollout_all")  # drawings that the page has as photographs
+ON_PAGE = ("rollout", "rollout_all")  # drawings of which the page has the photographs one by one, as cards
 
 
 def write_look(
@@ -38,9 +38,9 @@ def write_look(
         checkpoint: what the page calls the weights.
         model: the model.
         params: its parameters, as NumPy arrays.
-        names: of the images of `seen`.
-        seen: what the model did with them.
-        top: number of classes of each image.
+        names: the names of the images that `seen` keeps.
+        seen: what the model did with the images.
+        top: the number of classes that are shown for each image.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -64,7 +64,7 @@ def write_look(
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
-    """Returns the names of files, with as much of the path before each as tells it from the others."""
+    """Returns the names of files, each with as many of the folders above it as tell it from the others."""
     parts = [Path(str(path)).parts for path in paths]
     names = [of_one[-1:] for of_one in parts]
     while clashing := {name for name, count in Counter(names).items() if count > 1}:
@@ -78,7 +78,10 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
 
 
 def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
-    """Writes a figure as PNG and SVG, whose paths it appends to `files`, and returns its part of the page."""
+    """Writes a figure as PNG and SVG, appends their paths to `files`, and returns the part of the page on the figure.
+
+    If there is no figure, the part says why. For the drawings of `ON_PAGE` it is empty.
+    """
     title, words = f"<h2>{escape(drawing.title)}</h2>", f"<p>{escape(drawing.caption)}</p>"
     if drawing.draw is None:
         return f"<section>{title}{words}</section>"
@@ -127,7 +130,7 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
 
 
 def card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
-    """Returns an image, its attention, its classes and, on demand, its heads."""
+    """Returns the card of an image: its attention, its classes and, hidden until opened, the attention of each head."""
     pixels, short = seen.pixels[number], printable(name)
     pictures = [
         ("input", pixels, f"{short} as the model reads it"),
@@ -152,7 +155,7 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
 
 
 def classes(model: Model, logits: np.ndarray, top: int) -> str:
-    """Returns the most probable classes."""
+    """Returns a table of the `top` most probable classes; empty if the model has no classifier."""
     if not logits.size or not model.vit.head.num_classes:
         return ""
     logits = logits.astype(np.float64)
@@ -169,7 +172,7 @@ def classes(model: Model, logits: np.ndarray, top: int) -> str:
 
 
 def heads(model: Model, maps: np.ndarray, name: str) -> str:
-    """Returns, to be opened, the attention of every head in every block."""
+    """Returns the attention of every head in every block, hidden until the reader opens it."""
     whose = "class token" if model.vit.class_rows else "average patch"
     rows = []
     for block, of_block in enumerate(maps.astype(np.float32), 1):

@@ -6,6 +6,7 @@ from typing import Any
 
 from vit_jax import UserError, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES
+from vit_jax.storage import filesystem
 
 
 def upload(path: str | Path = "") -> list[Path]:
@@ -36,7 +37,7 @@ def dataset(source: str) -> str:
         UserError: as `upload`; or the file is not a zip file.
     """
     kind, _, name = source.partition(":")
-    if kind != "folder" or (name and Path(name).expanduser().is_dir()):
+    if kind != "folder" or filesystem.is_remote(name) or (name and Path(name).expanduser().is_dir()):
         return source
     [archive, *_] = upload(name)
     return f"folder:{_unpack(archive)}"

@@ -24,22 +24,25 @@ MOST_IMAGES = 16  # most images of a device at a time: more are no faster
 
 @dataclasses.dataclass(frozen=True)
 class Observations:
-    """What a model did with images: averages over all of them, and what is of one image for the first `KEPT`.
+    """What a model did with images.
+
+    Averages are over all images. Arrays with an axis `images` have only the first `KEPT` of them.
 
     Attributes:
-        count: of all images.
+        count: the number of all images.
         pixels: the images as the model reads them, uint8.
-        logits: float32.
-        rollout: what reaches the class token, or the average patch without one, from each patch.
-        rollout_alone: the same without the residual connections.
+        logits: the logits, float32; no classes for a model of masked patches.
+        rollout: how much of each patch reaches the class token, or the average patch without one.
+        rollout_alone: the rollout without the residual connections.
         heads: the attention of the class token, or of the average patch without one, in each block and head.
         distance: mean attention distance in pixels, averaged over all images.
-        entropy: of the attention in nats, averaged over all images.
-        similarity: of the patches' representations after each block, by linear CKA.
-        saliency: of the class with the largest logit, where asked for.
-        corrupted: by a model of masked patches, whose logits are none: the images as it is given them, masked patches
-            grey, as in an evaluation, uint8.
-        predicted: the same with its predictions of the corrupted patches.
+        entropy: entropy of the attention in nats, averaged over all images.
+        similarity: similarity of the patches' representations after each pair of blocks, by linear CKA.
+        saliency: saliency for the class with the largest logit; None: it was not asked for.
+        corrupted: the images as a model of masked patches is given them in an evaluation, with masked patches grey,
+            uint8; None for other models.
+        predicted: the images with the model's predictions in place of the corrupted patches, uint8; None for other
+            models.
     """
 
     count: int
@@ -57,7 +60,11 @@ class Observations:
 
 
 def choose_batch(program: Inference, images: int) -> int:
-    """Returns the images of a step over all devices: a multiple of their number, not many more than there are."""
+    """Returns the number of images in a step over all devices, for the given number of images in all.
+
+    It is a multiple of the number of devices. On a device it is at most `MOST_IMAGES`, and as many as
+    `MOST_ATTENTION_BYTES` allow.
+    """
     spec, devices = program.model.vit, program.mesh.size
     tokens = spec.prefix_rows + spec.grid[0] * spec.grid[1]
     heads = spec.attention.num_heads * (2 if spec.block.kind == "axial" else 1)
@@ -78,13 +85,13 @@ def observe(
     """Returns what a model does with images.
 
     Args:
-        program: of the model.
+        program: the program of the model.
         params: its parameters on the devices.
-        images: preprocessed; read as they are needed.
-        batch: images of a step over all devices, a multiple of their number.
-        count: of the images, 1 or more.
-        saliency: whether to compute it too, which takes twice the time of all else.
-        value_range: what 0 and 255 of a pixel became in `images`; in those of a model of masked patches -1 and 1.
+        images: preprocessed images, which are read as they are needed.
+        batch: images of a step over all devices, a multiple of the number of devices.
+        count: the number of images, 1 or more.
+        saliency: whether to compute the saliency too, which takes twice the time of all else.
+        value_range: the values that 0 and 255 of a pixel have in `images`; -1 and 1 for a model of masked patches.
     """
     low, high = value_range
     function = make_observer(program, max(1, EXAMPLES // min(count, KEPT)), saliency)
@@ -108,10 +115,15 @@ def observe(
 
 
 def make_observer(program: Inference, examples: int, saliency: bool) -> Callable[[ArrayTree, jax.Array], dict]:
-    """Returns the jitted function from parameters and a batch to what is kept of it; images are the first axis.
+    """Returns the compiled function (parameters, batch of images) -> what is kept of the batch, arrays by name.
 
-    The attention of a block is reduced as soon as it is computed: the program never holds that of all blocks, unless
-    they are a loop.
+    The first axis of each array is that of the images. The attention of a block is reduced as soon as it is computed.
+    The program never holds the attention of all blocks at once, unless the blocks are a loop.
+
+    Args:
+        program: the program of the model.
+        examples: the number of patches of each image whose representations are kept.
+        saliency: whether to compute the saliency, too.
     """
     model, spec = program.model, program.model.vit
     grid, patches, heads = spec.grid, spec.grid[0] * spec.grid[1], spec.attention.num_heads
@@ -164,7 +176,7 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
 
 
 def one_after_another(blocks: Sequence[jax.Array], heads: int) -> list[jax.Array]:
-    """Returns the weights of each attention of so many heads: in an axial block, columns follow rows."""
+    """Returns the weights of each attention of `heads` heads. An axial block has two: of rows, then of columns."""
     return [part for weights in blocks for part in jnp.split(weights, weights.shape[1] // heads, axis=1)]
 
 

@@ -30,15 +30,17 @@ def stretch(values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def attended(
     pixels: UInt8[np.ndarray, "height width 3"], rollout: Float[np.ndarray, "rows columns"]
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Returns a photograph whose pixels give light in proportion to the attention to their places, none where that is
-    least, and all of its own where it is most (Figures 6 and 14).
+    """Returns a photograph that is darkened where the attention is low (Figures 6 and 14).
+
+    The light of each pixel is multiplied by a factor that is linear in the attention to its place: 0 where the
+    attention is lowest, and 1 where it is highest.
     """
     light = spread(rollout, *pixels.shape[:2])[..., None]
     return (pixels * light ** (1 / GAMMA)).round().astype(np.uint8)
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int = GAP) -> np.ndarray:
-    """Returns tiles [number, height, width, *channels] as one picture in rows; gaps and missing tiles are NaN."""
+    """Returns tiles [number, height, width, *channels] as one picture, row by row; gaps and missing tiles are NaN."""
     number, height, width, *channels = tiles.shape
     rows = -(-number // columns)
     picture = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, *channels), np.nan)

@@ -1,4 +1,7 @@
-"""Shows a page to browsers on this machine: one address, made anew for each reader, nothing written, no files."""
+"""Serves a page to browsers on this machine.
+
+There is one address, and its page is made anew for each request. No file is written or served.
+"""
 
 import contextlib
 import threading
@@ -10,16 +13,16 @@ from vit_jax import UserError, user_errors
 
 HOST = "127.0.0.1"
 RETRY: int | None = 15  # seconds after which a browser asks again if the page could not be made
-NAMES = (HOST, "localhost")  # by which a browser may ask; another name is that of a page that misleads the browser
+NAMES = (HOST, "localhost")  # hosts that a request may name; with another name, a foreign page misleads the browser
 
 
 def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], int | None]) -> ThreadingHTTPServer:
     """Returns a server that listens on this machine only; its `serve_forever` answers until it is interrupted.
 
     Args:
-        port: to listen on; 0: any that is free.
-        make_page: returns the page.
-        seconds: returns after how many seconds a browser asks again; None: never.
+        port: the port to listen on; 0: any that is free.
+        make_page: returns the page. Calls do not overlap.
+        seconds: returns the number of seconds after which a browser asks again, or None for never.
 
     Raises:
         UserError: the port is taken.

@@ -59,7 +59,7 @@ class NotebookFigure(Figure):
 
 @contextlib.contextmanager
 def theme(name: Theme) -> Iterator[None]:
-    """Gives figures that are made inside the colours of a theme."""
+    """Gives the colours of a theme to figures that are made inside the `with` statement."""
     background, text, grid, data = THEMES[name]
     texts = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     colours = dict.fromkeys(texts, text) | dict.fromkeys(["figure.facecolor", "axes.facecolor"], background)
@@ -91,15 +91,15 @@ def encode_pixels(pixels: UInt8[np.ndarray, "height width 3"], lossless: bool) -
 
 
 def colour_map(values: Float[np.ndarray, "*shape"]) -> np.ndarray:
-    """Returns RGB uint8 [*shape, 3] of values from 0 to 1: viridis, which is as even without colours."""
+    """Returns RGB uint8 [*shape, 3] of values from 0 to 1, by viridis, whose brightness rises evenly."""
     return matplotlib.colormaps["viridis"](values, bytes=True)[..., :3]
 
 
 class Live:
     """Plots losses, accuracies and the learning rate over steps while a run trains; in a notebook, in place.
 
-    Use: `with Live() as live: train(config, workdir, watch=live)`. It is drawn every two seconds at most, and at the
-    end, also after an error.
+    Use: `with Live() as live: train(config, workdir, watch=live)`. The plot is drawn every two seconds at most, and at
+    the end of the `with` statement, also after an error.
 
     Attributes:
         figure: the plot; outside a notebook, `figure.savefig(path)` saves it.
@@ -205,13 +205,15 @@ def predictions(
 def attention(
     model: models.Model, image: Float[np.ndarray, "height width 3"], weights: Float[Any, "depth heads tokens tokens"]
 ) -> NotebookFigure:
-    """Returns a figure of the attention in the blocks of a model, averaged over heads: that of the class token or,
-    without one, the average of the patches'.
+    """Returns a figure of the attention in some blocks of a model, averaged over heads.
+
+    It is the attention of the class token to the patches or, without a class token, the average of that of all patches.
 
     Args:
         model: the model that computed the weights.
         image: the preprocessed image.
-        weights: of that image, `out["attention"][:, 0]` of `model.apply(..., capture=("attention",))`.
+        weights: the attention weights for that image, `out["attention"][:, 0]` of
+            `model.apply(..., capture=("attention",))`.
     """
     first, before = model.vit.class_rows, model.vit.prefix_rows
     queries = np.asarray(weights)[:, :, slice(first) if first else slice(before, None)]
@@ -238,7 +240,7 @@ def confusion(matrix: Int[np.ndarray, "label prediction"], names: Sequence[str])
 
     Args:
         matrix: numbers of images, as `confusion_matrix` of vit_jax/evals/scores.py counts them.
-        names: of the classes; they are shown where there is room for them.
+        names: the names of the classes, which are shown if there are at most `MAX_NAMES`.
     """
     counts = matrix.sum(axis=1, keepdims=True)
     shares = np.divide(100 * matrix, counts, where=counts > 0, out=np.zeros(matrix.shape))
@@ -285,7 +287,7 @@ def scaling(
 
     Args:
         lines: name -> points, each with `place`, `mean`, `std` or None, `metric` and `model`.
-        label: of the horizontal axis.
+        label: the label of the horizontal axis.
         joined: whether the points of a line are joined; else the name of its model stands beside each.
         speeds: model -> images a second, against which a second plot has the same accuracies; None: without it.
     """
@@ -322,7 +324,7 @@ def _draw_line(
 
 
 def label_places(axes: Axes, places: list[float]) -> None:
-    """Labels a logarithmic axis: at its points where there are few, else at round numbers."""
+    """Labels the logarithmic horizontal axis of a plot: at its points if there are few, else at round numbers."""
     left, right = axes.get_xlim()
     gap = (right / left) ** 0.12  # that of labels which do not touch
     labelled: list[float] = []
@@ -340,7 +342,7 @@ def label_places(axes: Axes, places: list[float]) -> None:
 
 
 def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
-    """Draws a bar for each class with its name on the bar, so that long names neither are cut nor move the bars."""
+    """Draws a bar for each class with its name on the bar, so that long names need no room beside the bars."""
     values = [entry["probability"] for entry in classes]
     names = [entry["class"] for entry in classes]
     colours = ["#9bd39b" if name == truth else "#b8cfe8" for name in names]

@@ -67,11 +67,12 @@ def draw_checkpoint(path: str, modified: int) -> tuple[bytes, bytes]:
     """Returns the pictures of a checkpoint in the order of `PICTURES`; empty where its model has no such thing.
 
     Args:
-        path: of the checkpoint.
-        modified: when; another checkpoint may take its place.
+        path: the path of the checkpoint.
+        modified: when the checkpoint was modified, in nanoseconds. Pictures that are kept in memory are not returned
+            for another checkpoint that has taken its place.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the checkpoint cannot be read.
     """
     del modified
     model, params = interop.load(path, dtype="float32")
@@ -85,14 +86,14 @@ def draw_checkpoint(path: str, modified: int) -> tuple[bytes, bytes]:
 
 
 def filters_picture(params: dict[str, Any], is_hybrid: bool) -> bytes:
-    """Returns the principal components of the filters that read pixels, WebP, each with its own scale."""
+    """Returns a WebP file with the principal components of the filters that read pixels, each with its own scale."""
     components, _ = measure.embedding_filters(measure.pixel_filters(params, is_hybrid))
     picture = mosaic(np.stack([stretch(component) for component in components]), COLUMNS, gap=1)
     return _encode(np.where(np.isnan(picture), GREY, np.nan_to_num(picture) * 255))
 
 
 def positions_picture(table: Float[np.ndarray, "rows width"], grid: tuple[int, int]) -> bytes:
-    """Returns a map of similarities for each patch, WebP, from dark (-1) to bright (1)."""
+    """Returns a WebP file with a map of similarities for each patch, from dark (-1) to bright (1)."""
     similarity = measure.position_similarity(table, grid)
     picture = mosaic(similarity.reshape(-1, *grid), grid[1], gap=1)
     colours = colour_map((np.nan_to_num(picture) + 1) / 2)

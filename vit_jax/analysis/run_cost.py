@@ -12,7 +12,7 @@ from vit_jax.analysis import html
 from vit_jax.config import flatten_config
 from vit_jax.monitoring import RunFolder, goodput, total_seconds
 
-# What a plan says of the run that it is of -> the field of the configuration.
+# Key of a plan -> the field of the configuration that has the same value if the plan is of the run.
 PLANNED = {
     "model": "model.name",
     "batch": "batch",
@@ -40,7 +40,7 @@ def cost_part(run: RunFolder) -> str:
     """Returns the HTML for the cost of a run.
 
     Raises:
-        UserError: the plan that lies beside it is none.
+        UserError: the file plan.json in the folder of the run is not a plan.
     """
     plan = parse_plan(run.plan, f"{run.location}/plan.json") if run.plan is not None else {}
     headings = ("", "measured", "planned") if plan else ("", "measured")
@@ -55,10 +55,14 @@ def cost_part(run: RunFolder) -> str:
 
 
 def parse_plan(text: bytes, path: str) -> dict[str, Any]:
-    """Returns a plan that `vit_jax.plan --json` printed, an object a line; of several, the first.
+    """Returns the first plan in a text that `vit_jax.plan --json` printed, with one object a line.
+
+    Args:
+        text: the text.
+        path: the path of the file, for errors.
 
     Raises:
-        UserError: it is something else.
+        UserError: the text is something else.
     """
     try:
         plan = json.loads(text.splitlines()[0])
@@ -71,7 +75,7 @@ def parse_plan(text: bytes, path: str) -> dict[str, Any]:
 
 
 def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
-    """Returns in which fields a plan is not of the run beside which it lies."""
+    """Returns a text on each field in which a plan differs from the run beside which it lies."""
     fields = flatten_config(run.config)
     pairs = [(field, plan[name], fields[field]) for name, field in PLANNED.items() if name in plan]
     return [
@@ -82,7 +86,7 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
 
 
 def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[Row]:
-    """Returns what a run took and what was planned, where each is known."""
+    """Returns rows of what a run took and of what was planned; a text is empty if the value is unknown."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
     devices, flops = plan.get("devices", 0), 6 * plan.get("macs_per_image", 0)
     planned_rate = (plan.get("images_per_second_per_chip") or 0) * devices
@@ -108,23 +112,23 @@ def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[Row]:
 
 
 def median(run: RunFolder, metric: str) -> float | None:
-    """Returns the median of a metric's values that are finite."""
+    """Returns the median of the finite values of a metric; None: there are none."""
     values = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     return statistics.median(values) if values else None
 
 
 def show(value: float | None, form: str) -> str:
-    """Returns a number that is known and not 0 as text."""
+    """Returns a number as text; empty if it is unknown (None) or 0."""
     return form.format(value) if value else ""
 
 
 def show_bytes(value: float | None) -> str:
-    """Returns a size that is known as text."""
+    """Returns a number of bytes as text, in GiB; empty if it is unknown (None) or 0."""
     return show(value and value / 2**30, "{:,.2f} GiB")
 
 
 def show_seconds(value: float | None) -> str:
-    """Returns a time that is known as text."""
+    """Returns a time in seconds as text, in a suitable unit; empty if it is unknown (None) or 0."""
     if not value:
         return ""
     for limit, factor, unit in ((1, 1e3, "ms"), (120, 1, "s"), (7200, 1 / 60, "minutes")):

@@ -53,7 +53,10 @@ def best_metrics(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def format_best(run: RunFolder, metric: str) -> str:
-    """Returns the last value of a metric, and the best, where larger is better or it is a loss."""
+    """Returns the last and the best value of a metric as text: of a loss the lowest, of other metrics the highest.
+
+    Values that are not finite are left out. The text is empty if none is left.
+    """
     points = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     if not points:
         return ""
@@ -63,12 +66,12 @@ def format_best(run: RunFolder, metric: str) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    """Returns a value with its unit."""
+    """Returns the value of a metric as text: a share as a percentage, any other with four digits."""
     return f"{value:.2%}" if name.endswith(SHARE) else f"{value:.4g}"
 
 
 def count_nonfinite(run: RunFolder) -> str:
-    """Returns which metrics were not finite, and in how many steps."""
+    """Returns which metrics were not finite, and in how many of their lines."""
     counts = Counter(name for _, row in run.metrics for name, value in row.items() if not math.isfinite(value))
     return ", ".join(f"{name} in {count:,} lines" for name, count in counts.items()) or "nothing"
 
@@ -79,7 +82,12 @@ def format_time(seconds: float) -> str:
 
 
 def configuration(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
-    """Returns the fields in which the runs differ, or one run from the defaults, and then all fields."""
+    """Returns the fields in which the runs differ, or in which a single run differs from the defaults, and all fields.
+
+    Args:
+        runs: the runs.
+        defaults: dotted name of a field -> its default value as text.
+    """
     names = dict.fromkeys(name for run in runs for name in run.fields)
     rows = [(name, [run.fields.get(name, "absent") for run in runs]) for name in names]
     if len(runs) > 1:

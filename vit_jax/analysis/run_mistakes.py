@@ -15,7 +15,7 @@ from vit_jax.analysis.plot import THEMES, confusion, encode_pixels, encode_theme
 from vit_jax.monitoring import RunFolder
 
 DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
-MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # up to so many the matrix is a table, a picture
+MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # with at most so many classes the matrix is a table, a picture
 WORST = 20  # classes whose accuracy is shown, and pairs of classes that are confused
 SMALL = 64  # pixels: smaller pictures are encoded without loss
 
@@ -38,10 +38,14 @@ def mistakes_part(run: RunFolder) -> str:
 
 
 def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
-    """Returns the arrays of a file; see `evals.mistakes.find_mistakes`.
+    """Returns the arrays of a file of mistakes; see `evals.mistakes.find_mistakes`.
+
+    Args:
+        name: the name of the file, for errors.
+        content: the content of the file.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read, or is another one.
     """
     with user_errors(f"cannot read {name}", *DAMAGE, advice="remove it"), np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
@@ -52,7 +56,7 @@ def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
 
 
 def is_consistent(arrays: dict[str, Any]) -> bool:
-    """Returns whether the arrays fit each other and name classes that exist."""
+    """Returns whether the arrays of a file have fitting shapes, and their labels and predictions are known classes."""
     pairs, shown_images = arrays["pairs"], [arrays[name] for name in ("images", "labels", "predictions", "confidences")]
     if pairs.ndim != 2 or pairs.shape[1] != 3 or any(len(each) != len(arrays["pixels"]) for each in shown_images):
         return False
@@ -116,7 +120,7 @@ def confused_pairs(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str:
 
 
 def class_accuracies(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str:
-    """Returns the accuracy of each class, the worst first; of many classes only the worst."""
+    """Returns a table of the accuracy of each class, the lowest first; at most `WORST` classes."""
     label, prediction, count = pairs.T
     total = np.bincount(label, weights=count, minlength=len(names))
     right = np.bincount(label, weights=count * (label == prediction), minlength=len(names))
@@ -130,7 +134,7 @@ def class_accuracies(pairs: Int[np.ndarray, "pairs 3"], names: list[str]) -> str
 
 
 def wrong_images(mistakes: dict[str, Any], names: list[str]) -> str:
-    """Returns the images that are wrong with most confidence."""
+    """Returns the wrongly classified images with the highest confidence; empty if there are none."""
     figures = []
     for index, pixels in enumerate(mistakes["pixels"]):
         label, guess = names[mistakes["labels"][index]], names[mistakes["predictions"][index]]

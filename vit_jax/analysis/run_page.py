@@ -34,11 +34,12 @@ code { overflow-wrap: anywhere }
 
 
 def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
-    """Returns the page of runs.
+    """Returns the HTML page of runs.
 
     Args:
-        runs: one or more.
-        defaults: of all fields, as text; what differs from them is shown if there is one run.
+        runs: one or more runs.
+        defaults: dotted name of a field -> its default value as text. If there is only one run, the fields that differ
+            from the defaults are shown.
     """
     title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
     plots, script, head = draw_plots(runs)
@@ -60,7 +61,10 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
 
 
 def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
-    """Returns a part of the page for each run; for one that cannot be read, why: the rest of the page can."""
+    """Returns a part of the page for each run.
+
+    If the part of a run raises UserError, its message stands in the place of the part.
+    """
     sections = []
     for run in runs:
         try:
@@ -88,7 +92,7 @@ def curves_part(plots: Sequence[Plot], runs: Sequence[RunFolder]) -> str:
 
 
 def colour_key(runs: Sequence[RunFolder]) -> str:
-    """Returns which colour stands for which of several runs."""
+    """Returns the key of the colours that stand for runs; empty if there is only one run."""
     keys = [
         f'<span><span class="plot" style="color: {colour}">&#9632;</span> {escape(printable(run.name))}</span>'
         for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False)
@@ -112,7 +116,7 @@ def plot_figure(plot: Plot, runs: Sequence[RunFolder]) -> str:
 
 
 def curve_line(curve: Curve, runs: Sequence[RunFolder]) -> list[str]:
-    """Returns the cells of a line of the table of a plot."""
+    """Returns the cells of a curve in the table of its plot: name, last, lowest, highest value, number of points."""
     finite = curve.values[np.isfinite(curve.values)]
     numbers = [finite[-1], finite.min(), finite.max()] if len(finite) else []
     name = f"{runs[curve.run].name}: {curve.metric}" if len(runs) > 1 else curve.metric

@@ -1,4 +1,4 @@
-"""The page of runs."""
+"""Makes the HTML page of runs, if the libraries that draw it are installed."""
 
 from collections.abc import Sequence
 from types import ModuleType

@@ -132,7 +132,7 @@ class Checkpoints:
         self._tasks.poll()
 
     def wait(self) -> None:
-        """Waits until nothing is being saved, as Orbax's manager is for one thread at a time. Raises errors of saving."""
+        """Waits until nothing is being saved, since one thread at a time may use Orbax. Raises errors of saving."""
         self._tasks.wait()
 
     def restore(

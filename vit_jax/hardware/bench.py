@@ -42,7 +42,7 @@ class Bench:
     Attributes:
         config: the configuration that all programs share, with the fields that the command line sets.
         mesh: the mesh of the devices.
-        coordinator: with which the hosts agree. All of them measure, and host 0 decides what is measured.
+        coordinator: how the hosts agree. All of them measure, and host 0 decides what is measured.
         models: the names of the models to measure.
         folder: a folder that all hosts share and may write to; None: they share none.
         given: the names of the fields that the command line sets.

@@ -101,7 +101,7 @@ def write_record(record: Record, path: str) -> None:
     """Writes a record, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the record cannot be written.
     """
     write_page(path, json.dumps(record.to_json(), indent=1) + "\n")
 

@@ -1,6 +1,6 @@
 """Downloads public files, which are kept below the cache folder until somebody removes them.
 
-These files are few. The copies in `storage.cache`, which are of a user's own data, are limited in size instead.
+These files are few, so their total size is not limited. The copies of a user's own data lie in `storage.cache`.
 """
 
 import base64
@@ -90,10 +90,12 @@ def https_address(address: str, local: bool = True) -> str:
 
 
 def relative_path(address: str) -> Path:
-    """Returns the path, below the folder of downloads, of the file at an address. It begins with the host.
+    """Returns the path, relative to the folder of downloads, for the file at an address. Its first part is the host.
+
+    The path never leads out of the folder.
 
     Raises:
-        UserError: the address has an empty part, `.` or `..`, so that the path might lead out of the folder.
+        UserError: the address has an empty part, `.` or `..`.
     """
     parts = urlsplit(address)
     names = [unquote(name) for name in (parts.netloc, *parts.path.removeprefix("/").split("/"))]

@@ -30,7 +30,7 @@ def locate_weights(path: str | Path) -> Located:
     """Returns where on this machine the weights are that a user names. Downloads them if necessary.
 
     Args:
-        path: as `weights.load` takes it.
+        path: a path or a name, as `weights.load` takes it.
 
     Raises:
         UserError: nothing that can be loaded is there.
@@ -77,7 +77,7 @@ def digest_weights(path: str | Path) -> str:
     """Returns a short digest of the contents of weights. Copies of the same files have the same digest.
 
     Args:
-        path: as `weights.load` takes it.
+        path: a path or a name, as `weights.load` takes it.
 
     Raises:
         UserError: nothing that can be loaded is there.

@@ -137,7 +137,7 @@ def convolutions(stages: Sequence[int]) -> Iterator[tuple[int, int, str]]:
 
 
 def of_blocks(part: Part, blocks: Sequence[str] | str) -> Part:
-    """Returns the arrays of all blocks that make up one of our stacked parameters, given those of one block.
+    """Returns the arrays of all blocks that make up one of our stacked parameters, given the arrays of one block.
 
     Args:
         part: the arrays of one block, without the block's name. The axis of a `Stack` in it is an axis of our stacked

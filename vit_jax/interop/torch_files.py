@@ -49,7 +49,8 @@ def describe_huggingface(
     """Returns the form of a file of transformers and the description of its model.
 
     Raises:
-        UserError: a number that no array tells is stated nowhere, or an array is missing that determines a field.
+        UserError: num_heads, norm_epsilon or activation is stated nowhere, or an array that determines a field is
+            missing.
     """
     stated = huggingface_config.read_folder(path.parent)
     fields = huggingface_layout.infer_fields(archive, form, given.get("resolution"), stated.resolution)

@@ -8,7 +8,7 @@ from vit_jax import UserError, models, tree
 from vit_jax.config import Affects, model_fields
 from vit_jax.models import without_adapters
 
-# The whole pre-training head is dropped, and the [mask] embedding of masked patches; the new ones start at zero.
+# What is dropped: the whole pre-training head, and the [mask] embedding of masked patches. The new ones start at zero.
 HEAD_PREFIXES = ("head/", "distilled_head/", "pre_logits/", "mask")
 
 # Fields of config.model in which source and target must agree: always, and only if the head is kept.
@@ -28,20 +28,20 @@ def adapt_parameters(
     keep_head: bool = False,
     method: str = "linear",
 ) -> dict[str, Any]:
-    """Returns, by name, the parameters that `target` takes over from `source`: all but the head, with the position
-    embeddings resampled to the target's grid of patches and the class token's row unchanged.
+    """Returns name -> parameter, for the parameters that `target` takes over from `source`: all but the head. Position
+    embeddings are resampled to the target's grid of patches; their row of the class token is unchanged.
 
     Args:
         source: the model of the parameters.
-        params: its parameters.
+        params: the parameters of `source`.
         target: the model to initialise.
-        wanted: shapes of the parameters of `target`.
-        keep_head: take over the head too.
-        method: of resampling; see `models.resample_positions`.
+        wanted: the shapes of the parameters of `target`.
+        keep_head: whether to take over the head too.
+        method: the method of resampling; see `models.resample_positions`.
 
     Raises:
-        UserError: the models differ in more than head and resolution; names the flags that help, or every array
-            concerned.
+        UserError: the models differ in more than head and resolution. The message names the flags that help, or every
+            array that differs.
     """
     if source.values.keys() != target.values.keys():
         raise UserError(
@@ -83,10 +83,12 @@ def adapt_parameters(
 
 
 def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> None:
-    """Compares the class names of a head with those of the data; logs a warning where only the wording may differ.
+    """Compares `old`, the class names of a head, with `new`, those of the data.
+
+    Logs a warning if the names differ but no class is known to have moved: the classes may be the same in other words.
 
     Raises:
-        UserError: a class of both has another index in each.
+        UserError: a name that both contain has another index in each.
     """
     if not old or not new or list(old) == list(new):
         return
@@ -105,17 +107,17 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
 
 
 def config_fields(source: models.Model) -> dict[str, Any]:
-    """Returns the fields of `config.model`, besides the name, with which a run can start from a model."""
+    """Returns field of `config.model` -> value with which a run can start from a model. The name is left out."""
     return {name: source.field(name) for name in CONFIG_FIELDS if name in source.values}
 
 
 def _differs(key: str, old: Any, new: Any) -> bool:
-    """Returns whether a field says that the models differ; of LayerScale the initial value does not matter."""
+    """Returns whether a field says that the models differ. The initial value of LayerScale does not matter."""
     return bool(old) != bool(new) if key == "layer_scale" else old != new
 
 
 def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...]) -> str:
-    """Returns the flags that make the target as the source, or the fields for which there is no flag."""
+    """Returns a sentence on the flags that make the target like the source, or on the fields that no flag sets."""
     if unnamed := [f"{key} {source.field(key)}" for key in NAME_FIELDS if key in source.fields]:
         return f"no field of config.model sets {', '.join(unnamed)}"
 

@@ -1,4 +1,4 @@
-"""Loads a model with its parameters from any known source, recognised by its content, and saves them in a layout."""
+"""Loads a model and its parameters from files, whose layout is recognised by content, and saves them in a layout."""
 
 import contextlib
 import dataclasses
@@ -18,28 +18,30 @@ from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes
 from vit_jax.storage import atomic_write
 
-FlatParameters = dict[str, np.ndarray]  # by name
+FlatParameters = dict[str, np.ndarray]  # our name -> parameter
 
 
 def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tuple[models.Model, dict[str, Any]]:
     """Returns the model and the float32 parameters at a path.
 
-    What files of other projects do not state is inferred from their arrays, and printed to standard error.
+    What files of other projects do not state is inferred from their arrays. The inferred model is printed to standard
+    error.
 
     Args:
-        path: a workdir (its `model.npz`, or its newest checkpoint while training goes on), one checkpoint folder
-            `<workdir>/checkpoints/<step>`, a file in any layout of `formats.FORMATS` (.npz, .safetensors, or the index
-            of several), or a folder that timm, transformers or PEFT wrote (of PEFT: the weights that its
-            `adapter_config.json` names, with the adapters added), local or remote; the name of a published
-            checkpoint, see `vit_jax.list_models`, or `hf-hub:OWNER/NAME`, which are downloaded.
+        path: what to load, local or remote. A workdir stands for its `model.npz` or, while training goes on, its newest
+            checkpoint. Other paths are one checkpoint folder `<workdir>/checkpoints/<step>`; a file in any layout of
+            `formats.FORMATS` (.npz, .safetensors, or the index of several .safetensors files); and a folder that timm,
+            transformers or PEFT wrote. A folder of PEFT stands for the weights that its `adapter_config.json` names,
+            with the adapters added. The name of a published checkpoint (`vit_jax.list_models`) and
+            `hf-hub:OWNER/NAME` are downloaded.
         resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
-            flexi, as FlexiViT does. Unset: flexi if patch_size is given, else linear.
+            flexi, as FlexiViT does. None: flexi if patch_size is given, else linear.
         **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
-            patch_size the kernel of the patches is resized, as FlexiViT does.
+            patch_size the kernel that projects the patches is resized, as FlexiViT does.
 
     Raises:
-        UserError: nothing that can be loaded is at the path; or the arrays are not those of the model, in which case it
-            names every wrong one; or they are not those of the published model with that name.
+        UserError: nothing that can be loaded is at the path, the arrays are not those of the model, or the model is not
+            the published one with that name. The message names every wrong array.
     """
     if resample is not None:
         choose("resample", resample, models.RESAMPLINGS)
@@ -72,20 +74,23 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
 def save(
     path: str | Path, model: models.Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
 ) -> None:
-    """Writes the arrays of a model by the names of a layout, with what describes it where the layout has that.
+    """Writes the parameters of a model in a layout.
+
+    Our layout describes the model (with preprocessing and class names) in `<name>.json` beside an .npz file. A single
+    .safetensors file has this description in its header. A folder gets the files by which the layout describes a model.
 
     Args:
-        path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and all that describes them.
+        path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and the files that describe
+            the model.
         model: the model of the parameters.
-        params: its parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
-        layout: one of `formats.FORMATS`: ours, with `<name>.json` beside it (model, preprocessing, class names);
-            google, that of vision_transformer; big_vision; timm or huggingface, whose folders their own libraries load.
-            Unset: timm for .safetensors, else ours.
-        dtype: of the arrays in the file: float32, float16 or bfloat16.
+        params: the parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
+        layout: one of `formats.FORMATS`: ours; google, the layout of vision_transformer; big_vision; timm or
+            huggingface, whose folders their own libraries load. None: timm for a .safetensors file, else ours.
+        dtype: the dtype of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
-        UserError: the path has another ending or cannot be written, the parameters are not those of the model, or the
-            layout cannot express it.
+        UserError: the path has another ending or cannot be written, the parameters are not those of the model, the
+            layout cannot express the model, or a value is beyond the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
     target = formats.choose_target(path, layout)
@@ -128,10 +133,12 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
 
 
 def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
-    """Compares a file with its entry in the catalog; patches and positions of FlexiViT's files may differ.
+    """Compares the layout and the model of a file with the file's entry in the catalog.
+
+    The patches and positions in FlexiViT's files may have other sizes.
 
     Raises:
-        UserError: it is another model.
+        UserError: the layout or the model differs.
     """
     wanted = models.create(entry.model)
     resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
@@ -158,7 +165,10 @@ def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[mo
 def _load_adapted(
     adapter: peft.Adapter, given: dict[str, Any], resample: str | None
 ) -> tuple[models.Model, FlatParameters]:
-    """Returns the model that adapters make of other weights, as it was trained: without the head of those weights."""
+    """Returns the model and the parameters that result when adapters are added to the weights that they name.
+
+    If the adapters' file contains a head, it replaces the head of those weights.
+    """
     arrays, notes = adapter.read()
     stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample or "linear")
     sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
@@ -174,7 +184,7 @@ def _load_adapted(
         own = {"preprocess": source.preprocess, "class_names": source.class_names, "loss": source.loss}
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
-        fields = source.fields | {"pooling": model.field("pooling")}  # which reads the same parameters
+        fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
         source = dataclasses.replace(source, spec=models.create(source.name, **fields).spec)
     wanted = _wanted_parameters(model.spec)
     keep_head = not peft.has_head(arrays)
@@ -191,7 +201,7 @@ def _load_adapted(
 
 
 def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> models.Model:
-    """Returns the model with the changes that the user gave, but with the resolution and the patches of the file."""
+    """Returns the model with the user's changes, but still with the resolution and the patch size of the file."""
     if "num_classes" in given:
         stored = stored | {"class_names": None}
     sizes = {key: models.create(name, **stored).field(key) for key in ("resolution", "patch_size")}
@@ -201,7 +211,7 @@ def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) 
 def _resize(
     model: models.Model, params: FlatParameters, given: dict[str, Any], method: str | None
 ) -> tuple[models.Model, FlatParameters]:
-    """Returns the model at the given resolution and patch size."""
+    """Returns the model and its parameters at the resolution and patch size in `given`; unchanged without them."""
     sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
     name, old, new = model.name, model.field("patch_size"), sizes["patch_size"]
     if new != old:
@@ -221,7 +231,7 @@ def _in_words(size: tuple[int, int]) -> str:
 
 
 def _usual_loss(num_classes: int) -> str:
-    """Returns the loss with which heads of so many classes are usually trained: of ImageNet-21k a sigmoid."""
+    """Returns the usual loss of heads with this number of classes: sigmoid for ImageNet-21k, else softmax."""
     return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
 
 

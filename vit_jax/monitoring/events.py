@@ -1,4 +1,7 @@
-"""TensorBoard's records of metrics; its own writer loses its thread to a full disk, and then waits for it for ever."""
+"""Metrics as the records of TensorBoard's event files.
+
+The writer of tensorboardX is not used: its thread ends on a full disk, and it then waits for that thread for ever.
+"""
 
 import socket
 import struct
@@ -19,7 +22,10 @@ def event_file_name() -> str:
 
 
 def first_record(start: int) -> bytes:
-    """Returns the beginning of a file; when the run goes on after step `start`, it hides later steps of other files."""
+    """Returns the beginning of an event file.
+
+    If the run goes on after a step `start` above 0, it makes TensorBoard hide later steps of other event files.
+    """
     first = _frame(event_pb2.Event(file_version=VERSION, wall_time=time.time()))
     if not start:
         return first
@@ -28,7 +34,7 @@ def first_record(start: int) -> bytes:
 
 
 def metrics_record(step: int, metrics: Metrics) -> bytes:
-    """Returns the metrics of a step."""
+    """Returns the metrics of a step as a record of an event file."""
     values = [value for name, number in metrics.items() for value in scalar(name, number).value]
     summary = summary_pb2.Summary(value=values)
     return _frame(event_pb2.Event(step=step, summary=summary, wall_time=time.time()))

@@ -46,9 +46,9 @@ def package_commit() -> str | None:
 def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
     """Returns the processes of a run, in order, from the text of its file.
 
-    Each is a dict: `first` and `last`, the steps before and after it; `seconds` up to its last save; `hardware` in
-    words; `vit_jax`, `commit`, `jax` and `python`, the versions; `peak_bytes`, the most memory in use on a device of
-    the first host, where devices tell.
+    Each is a dict. `first` and `last` are the numbers of steps done before and after the process. `seconds` is its
+    duration up to its last save. `hardware` describes the devices in words. `vit_jax`, `commit`, `jax` and `python` are
+    versions. `peak_bytes` is the most memory in use on a device of the first host, where devices tell.
 
     Raises:
         UserError: the text is not that of such a file.
@@ -64,7 +64,7 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
 
 
 def peak_bytes(devices: Sequence[jax.Device]) -> int:
-    """Returns the most memory that one of the devices has had in use; 0: they do not tell, as a CPU."""
+    """Returns the most bytes that one of the devices has had in use; 0: the devices do not tell, as CPUs never do."""
     told = list[dict[str, int]]()
     for device in devices:
         with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -80,8 +80,8 @@ class History:
 
         Args:
             workdir: the folder of the run, or the local side of it.
-            start: steps done before; at 0, what lies there is of another run.
-            devices: of the mesh.
+            start: steps done before this process. If it is 0, a file there is of another run and is replaced.
+            devices: the devices of the mesh.
         """
         self._path, self._began = workdir / HISTORY, time.monotonic()
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
@@ -101,7 +101,11 @@ class History:
         }
 
     def write(self, step: int) -> None:
-        """Notes that `step` steps are done, if the disk takes it; if not, the checkpoint after it says so."""
+        """Writes that `step` steps are done.
+
+        A disk that refuses is ignored here, since writing the next checkpoint reports it. Nothing is written if this
+        process has resumed a run and made no step.
+        """
         if step == self._process["first"] > 0:
             return  # a complete run that is looked at again
         self._process |= {"last": step, "seconds": round(time.monotonic() - self._began, 1)}

@@ -17,17 +17,17 @@ PARTING = 10.0  # seconds for the results that are still computed at the end; Py
 
 
 class Category(enum.StrEnum):
-    """What a second of a run is spent on; all are on the first host."""
+    """What a second of a run is spent on. Only the seconds of the first host count."""
 
     STEP = "step"  # training, each step once: what the run is for
     DATA = "waiting for data"  # the devices have nothing to do, as the next batch is not read yet
-    COMPILING = "compiling"  # of the evaluation step and the training step, with a try of the evaluation step
+    COMPILING = "compiling"  # the evaluation step, which is also tried once, and the training step
     EVALUATING = "evaluating"  # with what evaluations read and compile
     SAVING = "saving"  # the part of saves that training waits for, and the export at the end
     RESTORING = "restoring"  # a checkpoint is read and compared with its fingerprints
-    STARTING = "starting"  # from the start of the process to the first batch, without the rest
+    STARTING = "starting"  # from the start of the process to the first batch, without the other categories
     REDONE = "steps done again"  # steps that an earlier start had made and not saved
-    IDLE = "idle between starts"  # from the last that is known of a start to the next
+    IDLE = "idle between starts"  # from the last write of a start to the beginning of the next start
     UNKNOWN = "unknown"  # none of these: a report, the end after a failure
 
 
@@ -42,7 +42,7 @@ class DeviceWatch:
         self._thread = threading.Thread(target=self._wait, daemon=True)
 
     def dispatch(self, results: ArrayTree) -> None:
-        """Notes what was dispatched; the results must not be donated."""
+        """Notes that `results` were dispatched to the devices. They must not be donated to a later step."""
         if not self._dispatched:
             self._thread.start()
         self._dispatched += 1
@@ -54,7 +54,7 @@ class DeviceWatch:
         return self._clock() - since if count == self._dispatched else 0.0
 
     def close(self) -> None:
-        """Ends the thread after what was dispatched, unless that takes for ever."""
+        """Ends the thread once all that was dispatched is computed; waits at most `PARTING` seconds for that."""
         self._results.put(None)
         if self._thread.is_alive():
             self._thread.join(PARTING)
@@ -67,13 +67,13 @@ class DeviceWatch:
 
 
 class Ledger:
-    """Adds up the seconds of a run in this process by category; entering one leaves the one before.
+    """Adds up the seconds of a run in this process by category. Entering a category leaves the one before.
 
-    While the devices compute a step, nothing waits for data: what the main thread waits meanwhile belongs to the step.
+    Seconds in which the main thread waits for data while the devices compute a step belong to the step.
 
     Attributes:
-        began: when it begins, in seconds since 1970.
-        category: that of this moment; see `enter`.
+        began: when the first second began that is counted, in seconds since 1970.
+        category: the category of this moment; see `enter`.
     """
 
     def __init__(self, age: float = 0.0, clock: Callable[[], float] = time.monotonic):
@@ -86,12 +86,12 @@ class Ledger:
 
     @property
     def seconds(self) -> dict[Category, float]:
-        """Those of each category until now; they add up to the time since the beginning."""
+        """The seconds of each category until now. Their sum is the time since `began`."""
         self.enter(self.category)
         return dict(self._spent)
 
     def enter(self, category: Category) -> None:
-        """Lets the seconds from now on belong to a category."""
+        """Makes the seconds from now on belong to a category."""
         now = self._clock()
         spent = now - self._since
         if self.category is Category.DATA:
@@ -102,7 +102,12 @@ class Ledger:
         self.category, self._since = category, now
 
     def dispatch(self, results: ArrayTree, category: Category) -> None:
-        """Enters the category of a step, whose results the devices compute from now on; they must not be donated."""
+        """Enters the category of a step that was dispatched to the devices.
+
+        Args:
+            results: what the devices compute from now on. They must not be donated to a later step.
+            category: the category of the step.
+        """
         self.enter(category)
         self._step = category
         self._devices.dispatch(results)

@@ -23,15 +23,15 @@ INTERVAL = 5.0  # seconds between two writes: a start that is killed has less un
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A process that trained the run, as far as it was written.
+    """A process that trained the run, as it was written last.
 
     Attributes:
-        first: steps done before.
-        last: the last step that it made, saved or not.
-        began: when, in seconds since 1970.
-        seconds: those of each category that is not 0.
-        saves: how many it began.
-        complete: it has finished the run.
+        first: steps done before the process.
+        last: the last step that the process made, saved or not.
+        began: when the process began, in seconds since 1970.
+        seconds: category -> seconds spent on it; categories of 0 seconds are absent.
+        saves: the number of saves that the process began.
+        complete: whether the process has finished the run.
     """
 
     first: int
@@ -43,12 +43,15 @@ class Start:
 
     @property
     def end(self) -> float:
-        """When it was written last, in seconds since 1970; by the monotonic clock, whatever was done to the other."""
+        """When it was written last, in seconds since 1970.
+
+        Since it is counted from `began` by a monotonic clock, it does not depend on later changes of the system clock.
+        """
         return self.began + sum(self.seconds.values())
 
 
 def read_ledger(text: bytes) -> list[Start]:
-    """Returns the starts of a run from the text of its file; what is damaged is left out: no run depends on it."""
+    """Returns the starts of a run from the text of its file. Damaged rows are left out: no run depends on them."""
     try:
         rows = json.loads(text)
     except ValueError:
@@ -72,8 +75,8 @@ def total_seconds(starts: Sequence[Start]) -> dict[Category, float]:
     """Returns the seconds of each category over the starts of a run, and between them.
 
     They add up to the time from the first start to the end of the last. A run that was complete and is trained further
-    was not idle in between. Where a clock was set back, a start seems to begin before the end of the one before it:
-    then they were not idle either.
+    was not idle in between. Where a clock was set back, a start seems to begin before the end of the one before it. No
+    idle time is then counted between the two.
     """
     total = dict.fromkeys(Category, 0.0)
     for start in starts:
@@ -85,34 +88,34 @@ def total_seconds(starts: Sequence[Start]) -> dict[Category, float]:
 
 
 def goodput(total: dict[Category, float]) -> float:
-    """Returns the share of all seconds in which steps were made that count; 0.0 if there are none."""
+    """Returns the share of all seconds that belong to `Category.STEP`; 0.0 if there are no seconds."""
     return total[Category.STEP] / max(sum(total.values()), 1e-9)
 
 
 class LedgerFile:
-    """Writes what this start has taken so far after the rows of earlier ones; on the first host only.
+    """Writes a row with what this start has taken so far after the rows of earlier starts, on the first host only.
 
     A disk that refuses is tried again later: no run ends for its ledger.
 
     Attributes:
         reached: the last step that earlier starts had made.
-        starts: all of them, this one as it was written last.
+        starts: all starts, the last of them this one.
     """
 
     def __init__(
         self, workdir: Path, start: int, total: int, ledger: Ledger, clock: Callable[[], float] = time.monotonic
     ):
-        """Opens the file, and writes a row.
+        """Reads the rows of earlier starts, and writes the row of this one.
 
-        At step 0, what lies there counts if it made steps: a start that was killed before its first save. Otherwise it
-        is of another run. A complete run that is looked at again keeps its ledger.
+        If `start` is 0, earlier rows are kept if they made steps, since such a start was killed before its first save.
+        Otherwise they are of another run and are dropped. If the run was complete before, nothing is written.
 
         Args:
             workdir: the folder of the run, or the local side of it.
-            start: steps done before.
+            start: steps done before this start.
             total: steps of the whole run.
-            ledger: of this start.
-            clock: gives seconds.
+            ledger: the ledger of this start.
+            clock: returns seconds.
         """
         self._path, self._ledger, self._clock = workdir / LEDGER, ledger, clock
         self._before = list[Start]()
@@ -128,27 +131,36 @@ class LedgerFile:
 
     @property
     def starts(self) -> list[Start]:
-        """All starts, this one until now if it is written."""
+        """All starts. This one is the last, with its seconds until now; it is absent if nothing is written."""
         return [*self._before, *([self._this()] if self._writes else [])]
 
     def category(self, step: int) -> Category:
-        """Returns what the seconds of a step belong to until it is dispatched; the first of a start is compiled."""
+        """Returns the category of the seconds in which a step is dispatched.
+
+        It is `COMPILING` for the first step of this start. It is `REDONE` for other steps that an earlier start made,
+        else `STEP`.
+        """
         return Category.COMPILING if step == self._first + 1 else self._repeated(step)
 
     def count_step(self, step: int, results: ArrayTree) -> None:
-        """Notes that a step is dispatched, and writes that if the last write was a while ago."""
+        """Notes that a step was dispatched, and writes the row if the last write was over `INTERVAL` seconds ago.
+
+        Args:
+            step: the number of the step, from 1.
+            results: what the devices compute. They must not be donated to a later step.
+        """
         self._ledger.dispatch(results, self._repeated(step))
         self._last = step
         if self._clock() - self._wrote > INTERVAL:
             self.write()
 
     def count_save(self) -> None:
-        """Notes that a save begins, and writes that."""
+        """Notes that a save begins, and writes the row."""
         self._saves += 1
         self.write()
 
     def complete(self) -> None:
-        """Notes that the run is finished."""
+        """Notes that the run is finished, and writes the row."""
         self._complete = True
         self.write()
 
@@ -176,7 +188,7 @@ class LedgerFile:
 
 
 def ledger_lines(starts: Sequence[Start]) -> list[str]:
-    """Returns where the time of a run went, as a table; nothing if no second is known."""
+    """Returns the lines of a table of where the time of a run went; no lines if no second is known."""
     total = total_seconds(starts)
     whole = sum(total.values())
     if not whole:

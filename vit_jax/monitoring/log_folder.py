@@ -13,14 +13,15 @@ MOST_KEPT = 2**24  # bytes of records that wait for the disk
 class LogFolder:
     """Appends records to files, each record whole or not at all.
 
-    Those that cannot be written, for a full disk perhaps, wait until they can: a log is not worth a run.
+    Records that cannot be written, perhaps since the disk is full, wait in memory until they can: no run ends for its
+    logs. If more than `MOST_KEPT` bytes wait, the oldest records are lost.
     """
 
     def __init__(self, path: Path):
         """Writes to files in the folder."""
         self._path = path
         self._waiting: collections.deque[tuple[str, bytes]] = collections.deque()
-        self._lengths: dict[str, int] = {}  # of files that may end in a part of a record, without it
+        self._lengths: dict[str, int] = {}  # file that may end in a part of a record -> its length without that part
         self._told, self._lost = False, 0
 
     def append(self, name: str, record: bytes) -> None:
@@ -29,7 +30,7 @@ class LogFolder:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what waits, as far as the disk takes it."""
+        """Writes the records that wait, as far as the disk takes them."""
         try:
             while self._waiting:
                 self._write(*self._waiting[0])
@@ -40,7 +41,7 @@ class LogFolder:
             self._tell_written()
 
     def close(self) -> None:
-        """Writes what waits, or says that it is lost."""
+        """Writes the records that wait, and logs a warning if the disk still refuses them: they are lost."""
         self.flush()
         if self._waiting:
             lost = self._lost + len(self._waiting)

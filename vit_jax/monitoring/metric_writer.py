@@ -47,7 +47,7 @@ class MetricWriter:
         Args:
             workdir: the folder of the files.
             start: steps done before.
-            evaluated: whether the last of them needs no evaluation, having had one if it was due.
+            evaluated: whether the state after step `start` needs no evaluation: it had one, or none was due.
             total: steps of the whole run.
             batch: images per step.
             classes: classes of the data; with five or fewer the top-5 accuracy, always 100 %, is not printed.
@@ -89,7 +89,7 @@ class MetricWriter:
         self._logs.append(LOG, f"{text}\n".encode())
 
     def write_progress(self, step: int, metrics: Metrics) -> None:
-        """Writes the metrics of a step as text, if nothing was written for a while and no bar is drawn."""
+        """Writes the metrics of a step as text, if no text was written for `QUIET` seconds and no bar is drawn."""
         if self._writes and not self._terminal.has_bar and time.monotonic() - self._wrote_text > QUIET:
             self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
 
@@ -103,8 +103,14 @@ class MetricWriter:
         self._clock, self._counted, self._waited = time.monotonic(), step, waited
 
     def speed(self, step: int, waited: float) -> Metrics:
-        """Returns images per second since the last call, without evaluations and saving, and the fraction of that time
-        in which the host waited for data; the devices may have been busy meanwhile.
+        """Returns the speed since the last call, as metrics, and starts to measure anew.
+
+        These are the images per second and the fraction of the time in which the host waited for data, whether the
+        devices were busy meanwhile or not. The time in `paused` does not count.
+
+        Args:
+            step: the number of steps done.
+            waited: the seconds spent waiting for data so far.
         """
         passed = max(time.monotonic() - self._clock, 1e-9)
         rate, fraction = (step - self._counted) * self._batch / passed, min((waited - self._waited) / passed, 1.0)
@@ -123,7 +129,7 @@ class MetricWriter:
         self._clock += time.monotonic() - began
 
     def write_metrics(self, step: int, metrics: Metrics) -> None:
-        """Writes the metrics of a step to all files and to the terminal, if there are any."""
+        """Writes the metrics of a step to all files and to the terminal; nothing if `metrics` is empty."""
         if not self._writes or not metrics:
             return
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""The metrics of a run in its folder, `metrics.jsonl`: the one reader, and what a resumed run drops."""
+"""The metrics of a run in its folder, `metrics.jsonl`: how they are read, and which lines a resumed run drops."""
 
 import json
 import math
@@ -12,14 +12,14 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(content: bytes, path: str) -> list[tuple[int, Metrics]]:
-    """Returns each step that has metrics, once and in order, with its metrics; those that are not finite are NaN.
+    """Returns (step, metrics) of each step that has metrics, once and in order. Values that are not finite are NaN.
 
-    A run that was killed and has not been resumed by this package may have lines of steps that it repeats: the later
-    line counts. An incomplete last line, which a process was writing, is left out.
+    If the lines go back to an earlier step, as in a run that was resumed without `drop_lines`, the later lines count.
+    An incomplete last line, which a process was writing, is left out.
 
     Args:
-        content: of the file.
-        path: of the file, for errors.
+        content: the content of the file.
+        path: the path of the file, for errors.
 
     Raises:
         UserError: a line has another format.
@@ -60,7 +60,10 @@ def last_logged_step(workdir: Path) -> int:
 
 
 def drop_lines(path: Path, last: int, evaluated: bool) -> None:
-    """Drops the lines after step `last`, its evaluation unless it is `evaluated`, and the line of step 0."""
+    """Drops from a file of metrics the lines of step 0 and of steps after `last`.
+
+    Unless `evaluated`, the lines of step `last` without training metrics, those of its evaluation, are dropped, too.
+    """
     read = [(line, json.loads(line)) for line in complete_lines(path.read_bytes())]
     kept = [(line, values) for line, values in read if 0 < values["step"] <= last]
     if not evaluated:

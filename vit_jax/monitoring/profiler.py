@@ -12,7 +12,7 @@ from vit_jax.tree import ArrayTree
 
 
 class Trace:
-    """Traces `steps` steps into a folder, from the third step of the run on, when compilation is over."""
+    """Traces `steps` steps into a folder, from the third step of this process on, when compilation is over."""
 
     def __init__(self, folder: Path, start: int, steps: int):
         """Prepares to trace; `start` steps were done before."""
@@ -28,7 +28,7 @@ class Trace:
                 self._running = True
 
     def after(self, step: int, result: ArrayTree) -> None:
-        """Stops the trace once `result` is computed, if it is that of the last step to be traced."""
+        """Waits for `result` and stops the trace if `step` is the last to be traced; does nothing otherwise."""
         if self._running and step == self._last:
             jax.block_until_ready(result)
             self.close()
@@ -43,7 +43,7 @@ class Trace:
 
 @contextlib.contextmanager
 def profiler_errors() -> Iterator[None]:
-    """Makes a warning of what goes wrong with a trace: a full disk, another trace in this process."""
+    """Turns an error of the profiler, such as a full disk or another trace in this process, into a warning."""
     try:
         yield
     except Exception as error:  # of several libraries; a trace is not worth a run

@@ -21,15 +21,15 @@ CONFIG, HISTORY, PLAN, MISTAKES = "config.json", "history.json", "plan.json", ".
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """A run as its folder tells it.
+    """What the folder of a run says about it.
 
     Attributes:
-        name: of the run.
+        name: the name of the run.
         location: the folder, local or remote.
         config: the configuration.
-        metrics: each step that has metrics, once and in order, with its metrics.
-        processes: that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
-        plan: plan.json, which `vit_jax.plan --json` printed there, or None.
+        metrics: (step, metrics) of each step that has metrics, once and in order.
+        processes: the processes that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
+        plan: the content of plan.json, which `vit_jax.plan --json` printed there; None: there is no such file.
         mistakes: name of a file that `vit_jax.evaluate --save=mistakes` wrote there -> its content.
         starts: where its time went, see `vit_jax.monitoring.read_ledger`; none if an earlier version trained it.
     """
@@ -45,7 +45,7 @@ class RunFolder:
 
     @functools.cached_property
     def fields(self) -> dict[str, str]:
-        """The fields of the configuration by dotted name, their values as text."""
+        """Dotted name of a field of the configuration -> its value as text."""
         return fields_as_text(self.config)
 
     @property
@@ -66,10 +66,15 @@ class RunFolder:
 
 
 def find_runs(folder: str) -> dict[str, str]:
-    """Returns folder -> name of the run in a folder, local or remote, or of all runs below it: the path from there.
+    """Returns folder of a run -> name of the run, for the run in `folder` or else for all runs below it.
+
+    The name of the run in `folder` is the name of the folder. The name of a run below it is its path from there on.
+
+    Args:
+        folder: a folder, local or remote.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no run.
     """
     top = filesystem.absolute_path(folder).rstrip("/")
     if filesystem.exists(filesystem.join_path(top, CONFIG)):
@@ -109,7 +114,7 @@ def read_run(location: str, name: str) -> RunFolder:
 
 
 def fields_as_text(config: ConfigDict) -> dict[str, str]:
-    """Returns the fields of a configuration by dotted name, their values as text."""
+    """Returns dotted name of a field of a configuration -> its value as text."""
     return {name: _as_text(value) for name, value in flatten_config(config).items()}
 
 
@@ -121,7 +126,7 @@ def write_page(path: str, content: str) -> str:
     """Writes a page, local or remote, and returns its path.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the page cannot be written.
     """
     if not filesystem.is_remote(path):
         with user_errors(f"cannot write {path}"):

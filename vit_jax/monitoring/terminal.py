@@ -30,5 +30,5 @@ class Terminal:
 
     @ignore_closed_stderr()
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Ends the bar, which stays visible as it is."""
         self._bar.close()

@@ -1,4 +1,4 @@
-"""Training metrics, fetched from the devices one step late, so that the devices never wait for it."""
+"""Training metrics, which are fetched from the devices one step late, so that the devices never wait for the host."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,8 @@ class TrainMetrics:
         """Fetches the metrics that are still on the devices, and writes them if they are due.
 
         Raises:
-            NonFiniteLoss: a loss, gradient or update was not finite, more often in a row than allowed.
+            NonFiniteLoss: a loss, gradient or update was not finite, in more steps in a row than
+                `optim.max_nonfinite_skips` allows.
         """
         if self._pending is None:
             return

@@ -19,10 +19,10 @@ class WandbRun:
         """Starts or continues the run.
 
         Args:
-            project: to which it belongs.
-            location: the workdir, whose text identifies the run.
-            folder: where files are kept.
-            config: shown with the run.
+            project: the project to which the run belongs.
+            location: the path of the workdir, which identifies the run.
+            folder: the folder for the files of Weights & Biases.
+            config: the configuration, which is shown with the run.
 
         Raises:
             UserError: the library is not installed, or does not start.
@@ -52,7 +52,10 @@ class WandbRun:
         self._attempt(self._run.finish)
 
     def _attempt(self, call: Callable[[], Any]) -> None:
-        """Calls the library, whose errors are of many kinds: the metrics are in the workdir too."""
+        """Calls the library. The first error, of whatever kind, is logged; none is raised, since no metrics are lost.
+
+        The workdir has the metrics, too.
+        """
         try:
             call()
         except Exception as error:

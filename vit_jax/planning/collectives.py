@@ -135,7 +135,7 @@ def parse_collective(instruction: hlo.Instruction) -> Collective | None:
 
 
 def byte_sizes(shape: str) -> list[int]:
-    """Returns the bytes of each array in a shape, of an array or a tuple, that is written as in a program's text."""
+    """Returns the bytes of each array in a shape that a program's text states, be it that of an array or of a tuple."""
     return [math.prod(_parse_numbers(sizes)) * max(int(bits or 8) // 8, 1) for bits, sizes in ARRAY.findall(shape)]
 
 

@@ -54,7 +54,7 @@ def peak_bytes(memory: Any, is_tpu: bool) -> int:
 
     Args:
         memory: the program's `memory_analysis()`.
-        is_tpu: whether the compiler for TPUs made it.
+        is_tpu: whether the program was compiled for a TPU.
     """
     if is_tpu:
         return memory.peak_memory_in_bytes
@@ -88,7 +88,7 @@ def read_refusal(text: str, argument_bytes: int) -> int:
             bytes of intermediate results.
 
     Raises:
-        UserError: it is another error, or it states no bytes.
+        UserError: the error is another one, or states no bytes.
     """
     match = TOTAL_MEMORY.search(text) or TEMPORARY_MEMORY.search(text)
     if "RESOURCE_EXHAUSTED" not in text or match is None:

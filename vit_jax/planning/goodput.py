@@ -1,7 +1,7 @@
 """The goodput to expect of a run whose hosts fail now and then, and how often it should save.
 
-Goodput is the share of the time in which steps are made that are not lost. In this model failures come at random, with
-the same rate for each host, and any failure interrupts the training of all hosts.
+Goodput is the share of the time that goes into steps that are not lost. In this model failures come at random, with the
+same rate for each host, and any failure interrupts the training of all hosts.
 """
 
 import dataclasses
@@ -162,7 +162,7 @@ def daly_interval(save: float, between: float) -> float:
 
 
 def expected_goodput(interval: float, save: float, restart: float, between: float) -> float:
-    """Returns the share of the time in which steps are made that are not lost, between 0 and 1.
+    """Returns the share of the time that goes into steps that are not lost, between 0 and 1.
 
     By Daly (2006), t seconds of training and the save of d seconds after them are expected to take
     M exp(R / M) (exp((t + d) / M) - 1) seconds, where M is the mean time between failures and R the time of a restart.

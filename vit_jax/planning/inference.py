@@ -42,7 +42,7 @@ class InferencePoint:
         size: the image size that was asked for, in pixels.
         resolution: the nearest size that the model's patches tile, in pixels. It is the size that was compiled.
         images: the batch for which `images_per_second` holds.
-        images_per_second: None if it is unknown, or if a batch of `images` does not fit.
+        images_per_second: the speed; None if it is unknown, or if a batch of `images` does not fit.
         largest_batch: the largest batch that fits, in images; 0 if not even one image fits.
         by_schedule: whether the speed follows from the schedules of all operations, not from the compiler's estimate.
     """

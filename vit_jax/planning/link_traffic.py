@@ -18,10 +18,11 @@ def link_bytes(
 ) -> float:
     """Returns the bytes that the busiest link carries in one direction; traffic between slices is left out.
 
-    A group whose chips form a box spreads its traffic over the links that it has along each axis. A chip has two links
-    along an axis that wraps around. Along an axis that does not, the chips at the ends have only one, which counts.
-    Groups that are interleaved along an axis share its links. Any other group counts as a ring of its chips in the
-    order listed. A collective-permute and an all-to-all take the shortest routes, one axis after the other.
+    A group whose chips form a box spreads its traffic over the links that it has along each axis. These are two of a
+    chip along an axis that wraps around. Along any other axis they are one, since the chips at the ends have only one.
+    Groups that are interleaved along an axis share its links. A group whose chips form no box counts as a ring of its
+    chips in the order listed. A collective-permute and an all-to-all take the shortest routes, one axis after the
+    other.
 
     Args:
         kind: see `collectives.COLLECTIVE_KINDS`.

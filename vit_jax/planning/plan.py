@@ -113,7 +113,8 @@ class Plan:
         compilation: what the compiler reported.
         estimate: the estimate by the compiler's cycles; None if the program does not fit or is not for a TPU.
         price: the price of the run; None if no price was given or there is no estimate of a run.
-        advice: a change with which the program fits; None if the program fits or the largest batch was searched.
+        advice: what the search for a change with which the program fits has found; None if the program fits, or if the
+            largest batch was searched instead.
         largest: the largest batch that fits; None if it was not searched.
         command: the command that trains as planned; None if nothing that fits was found, or for a prediction.
         by_schedule: the estimate by schedules; None if it was not asked for or the program does not fit.

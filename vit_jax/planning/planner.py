@@ -25,7 +25,7 @@ def make_plan(
         request: what to compile.
         compile: compiles a request.
         largest_batch: whether to search the largest batch that fits, instead of a change that makes the request fit.
-        chip_hour_price: the price of a chip-hour, in any currency.
+        chip_hour_price: the price of a chip-hour, in any currency; None: the plan has no price.
         faults: what is assumed of failures.
 
     Raises:

@@ -38,8 +38,8 @@ def query_maps(weights: Weights, grid: Grid, class_token: bool) -> Float[Array, 
 
     Args:
         weights: attention or its rollout; the patches are the last of the tokens.
-        grid: of the patches, in raster order.
-        class_token: whether token 0 is one.
+        grid: (rows, columns) of the patches, which are in raster order.
+        class_token: whether token 0 is a class token.
     """
     weights, before = jnp.asarray(weights), weights.shape[-1] - math.prod(grid)
     rows = weights[..., 0, before:] if class_token else weights[..., before:, before:].mean(axis=-2)
@@ -54,8 +54,8 @@ def attention_distance(weights: Weights, grid: Grid, patch_size: int) -> Float[A
 
     Args:
         weights: attention; the patches are the last of the tokens.
-        grid: of the patches, in raster order.
-        patch_size: pixels of the image between the centres of neighbours; in hybrids too.
+        grid: (rows, columns) of the patches, which are in raster order.
+        patch_size: pixels of the image between the centres of neighbouring patches; in hybrids too.
     """
     patches = math.prod(grid)
     among = jnp.asarray(weights)[..., -patches:, -patches:]

@@ -16,10 +16,10 @@ def class_saliency(
     """Returns the largest |d logit / d value| of the colours of each pixel (arXiv 1312.6034, section 3.1).
 
     Args:
-        logits: from images to logits [batch, classes], such as `lambda images: model.apply(params, images)[0]`; one
-            image must not change the logits of another.
-        images: as the model reads them.
-        classes: of each image, the class whose logit is meant.
+        logits: a function from images to logits [batch, classes], such as
+            `lambda images: model.apply(params, images)[0]`. One image must not change the logits of another.
+        images: the images as the model reads them.
+        classes: for each image, the class whose logit is meant.
     """
 
     def total(images: Array) -> Array:

@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 def pixel_filters(params: dict[str, Any], is_hybrid: bool) -> Float[np.ndarray, "rows columns channels filters"]:
     """Returns the filters that read the pixels: those of the patches, or of a hybrid's first convolution.
 
-    The latter are as the ResNet uses them: each with mean 0 and deviation 1.
+    Those of a hybrid are as the ResNet uses them: each with mean 0 and standard deviation 1.
     """
     if not is_hybrid:
         return np.asarray(params["embed"]["kernel"], np.float32)

@@ -33,7 +33,7 @@ class Archive(Mapping[str, Header]):
     """The arrays of an open file: a mapping from names to headers. `read_array` reads the values.
 
     Attributes:
-        notes: texts by key that the file contains besides.
+        notes: key -> text, for the notes that the file contains beside the arrays.
     """
 
     _headers: dict[str, Header]
@@ -50,9 +50,9 @@ class Archive(Mapping[str, Header]):
 
     @abc.abstractmethod
     def read_array(self, name: str, into: np.ndarray) -> None:
-        """Reads an array into one with as many elements; dtype, strides and dimensions of 1 may differ.
+        """Reads an array of the file into `into`, which must have as many elements.
 
-        Several threads may read at once.
+        The dtype, the strides and dimensions of 1 may differ. Several threads may read at once.
 
         Raises:
             UserError: the file is damaged.
@@ -73,10 +73,10 @@ def check_count(count: int) -> None:
 
 
 def copy_values(values: np.ndarray, into: np.ndarray) -> None:
-    """Copies the values of a file into an array with as many elements.
+    """Copies the values of a file into the array `into`, which must have as many elements.
 
     Raises:
-        FloatingPointError: a value is beyond the range of the array's dtype.
+        FloatingPointError: a value is beyond the range of the dtype of `into`.
     """
     with np.errstate(over="raise"):
         np.copyto(into, values.reshape(into.shape), casting="same_kind")
@@ -96,6 +96,6 @@ def read_errors(kind: str) -> AbstractContextManager[None]:
     """Turns all errors into UserErrors: a damaged file may cause any error in a format's library and in NumPy.
 
     Args:
-        kind: of file, with its article: `an .npz file`.
+        kind: the kind of file, with its article: `an .npz file`.
     """
     return user_errors(f"cannot be read as {kind}", Exception, *BUGS)

@@ -78,7 +78,7 @@ class NpzArchive(Archive):
                 copy_values(values.reshape(header.shape[::-1]).T if entry.fortran_order else values, into)
 
     def _buffer(self, size: int) -> np.ndarray:
-        """Returns memory that a thread reuses: allocating it takes as long as filling it."""
+        """Returns `size` bytes of memory that each thread reuses, as allocating them takes as long as filling them."""
         if len(getattr(self._spare, "memory", b"")) < size:
             self._spare.memory = np.empty(size, np.uint8)
         return self._spare.memory[:size]
@@ -108,7 +108,7 @@ def open_archive(path: Path) -> Iterator[NpzArchive]:
 
 
 def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str) -> None:
-    """Writes an .npz file, array by array, from arrays or whatever NumPy converts to arrays, all in one dtype."""
+    """Writes an .npz file of arrays, or of whatever NumPy converts to arrays, one after another and all in `dtype`."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as file:
         for name, array in arrays.items():
             with file.open(f"{name}{SUFFIX}", "w", force_zip64=True) as stream:

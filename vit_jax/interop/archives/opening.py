@@ -35,11 +35,11 @@ def write_archive(
     """Writes arrays to a temporary path, in the format of the final one.
 
     Args:
-        path: of the file; its suffix decides the format.
-        temporary: where it is written.
-        arrays: by name; converted to NumPy's one by one.
-        dtype: of the arrays in the file, one of `WRITTEN_DTYPES`.
-        notes: texts by key for the header of a .safetensors file; others have no place for them.
+        path: the final path; its suffix decides the format.
+        temporary: the path that is written.
+        arrays: name -> array, or whatever NumPy converts to an array.
+        dtype: the dtype of the arrays in the file, one of `WRITTEN_DTYPES`.
+        notes: key -> text for the header of a .safetensors file. They are ignored for an .npz file.
 
     Raises:
         UserError: a value is beyond the range of the dtype.

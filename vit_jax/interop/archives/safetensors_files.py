@@ -1,7 +1,7 @@
 """Reads and writes .safetensors files by the library of that name: one file, or shards with an index.
 
-A file may come from a stranger. The library checks that the arrays fill the file without overlap; what is bounded here
-is the size of the header, which the library parses, and what an index may name.
+A file may come from a stranger. The library checks that the arrays fill the file without overlap. This module limits
+the size of the header, which the library parses, and checks the size and the names of an index.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
 MAX_HEADER, MAX_INDEX = 2**22, 2**22  # bytes
 MAX_SHARDS = 1_000
-# The format's words for dtypes. Weights are not stored in the last ones, which only messages and buffers mention.
+# The format's words for dtypes. Weights are never stored as integers: only messages and buffers mention these.
 DTYPE_WORDS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
 DTYPE_WORDS |= {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 KIND = f"a {SUFFIX} file"
@@ -39,7 +39,7 @@ class SafetensorsArchive(Archive):
     """The arrays of open .safetensors files.
 
     Args:
-        files: the open files by path; names of arrays are unique over all of them.
+        files: path -> open file. The names of arrays must be unique over all files.
     """
 
     def __init__(self, files: Mapping[Path, Any]):
@@ -106,7 +106,7 @@ def open_shards(path: Path) -> Iterator[SafetensorsArchive]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Returns the name of the file that holds each array; all are in the folder of the index.
+    """Returns name of an array -> name of the file that holds it, which is in the folder of the index.
 
     Raises:
         ValueError: the index has another form.
@@ -127,9 +127,12 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
-    """Returns an open file of the library, closed with the stack.
+    """Opens a file by the library, and closes it when `stack` ends.
 
-    Values are read, not mapped into memory: a mapped file that another process cuts short ends this one.
+    Values are read, not mapped into memory: this process would be killed if another one cut a mapped file short.
+
+    Raises:
+        ValueError: the header is too large.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -139,7 +142,7 @@ def _open_file(path: Path, stack: contextlib.ExitStack) -> Any:
 
 
 def write_archive(path: Path, arrays: Mapping[str, Any], dtype: str, notes: Mapping[str, str] | None = None) -> None:
-    """Writes a .safetensors file: arrays, or whatever NumPy converts to arrays, all in one dtype, and texts by key."""
+    """Writes a .safetensors file of arrays, or of whatever NumPy converts to arrays, all in `dtype`, and of notes."""
     values = {name: convert_values(array, DTYPES[dtype]) for name, array in arrays.items()}
     # PyTorch's libraries refuse a file that does not state that its arrays are in their order of dimensions.
     safetensors.numpy.save_file(values, path, metadata={"format": "pt", **(notes or {})})

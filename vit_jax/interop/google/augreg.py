@@ -19,7 +19,7 @@ from vit_jax.interop import download
 from vit_jax.interop.table import Table
 
 FOLDER = "https://storage.googleapis.com/vit_models/augreg"
-# In names of files -> as `vit_jax.create` takes it.
+# Model in the names of files -> its name as `vit_jax.create` takes it.
 MODELS = {f"{size}_{patch}": f"ViT-{size}/{patch}" for size in ("Ti", "S", "B", "L") for patch in (8, 16, 32)}
 MODELS |= {"R_Ti_16": "R+ViT-Ti/16", "R26_S_32": "R26+ViT-S/32", "R50_L_32": "R50+ViT-L/32"}
 NAME = re.compile(rf"({'|'.join(MODELS)})-(i1k|i21k|i21k_30)-\d+ep-[\w.-]+")
@@ -30,16 +30,16 @@ class AugRegCheckpoint:
     """A checkpoint of the index.
 
     Attributes:
-        name: of its file; `vit_jax.load` takes it.
-        model: as `vit_jax.create` takes it.
-        data: what it was pre-trained on: i1k (ImageNet), i21k (ImageNet-21k) or i21k_30 (30 epochs of it).
-        final_val: accuracy of the pre-trained model on its validation images, as the index has it.
-        adapted_to: data set that it was then trained on, or "".
-        resolution: of the adapted model's images; None if it was not adapted.
-        adapted_val: accuracy of the adapted model on its validation images.
-        adapted_test: the same on its test images.
-        params: of the model.
-        images_per_sec: how many images the model classifies in a second, as the index has it.
+        name: the name of its file without .npz, which `vit_jax.load` takes.
+        model: the model's name, as `vit_jax.create` takes it.
+        data: the data of the pre-training: i1k (ImageNet), i21k (ImageNet-21k) or i21k_30 (30 epochs of it).
+        final_val: the accuracy of the pre-trained model on its validation images, as the index has it; 0: not known.
+        adapted_to: the data set that the model was then trained on; empty: it was not adapted.
+        resolution: the resolution of the adapted model's images; None: it was not adapted.
+        adapted_val: the accuracy of the adapted model on its validation images; None: not known or not adapted.
+        adapted_test: the accuracy of the adapted model on its test images; None: not known or not adapted.
+        params: the number of parameters of the model; None: not known.
+        images_per_sec: how many images the model classifies in a second, as the index has it; None: not known.
     """
 
     COLUMNS: ClassVar = (
@@ -75,18 +75,20 @@ def list_checkpoints(
     min_images_per_sec: float | None = None,
     best: bool = False,
 ) -> Table:
-    """Returns checkpoints of the index, the best first: by the pre-trained model's accuracy on its validation images,
-    by which the authors recommend to choose (section 4.5), then by that of the adapted model.
+    """Returns checkpoints of the index, the best first.
+
+    They are sorted by the accuracy of the pre-trained model on its validation images, by which the authors recommend to
+    choose (section 4.5), and then by the accuracy of the adapted model. Arguments that are None are ignored.
 
     Args:
-        pattern: shell pattern of the name.
-        model: as `vit_jax.create` takes it, such as ViT-B/16.
-        data: what it was pre-trained on: i21k, i1k or i21k_30.
-        adapted_to: cifar100, imagenet2012, kitti, oxford_iiit_pet or resisc45; empty: as pre-trained.
-        resolution: of the adapted model's images.
-        max_params: most parameters of the model.
-        min_images_per_sec: least speed of the model, on the authors' hardware.
-        best: only the best of each model.
+        pattern: the shell pattern of the name.
+        model: the model's name, as `vit_jax.create` takes it, such as ViT-B/16.
+        data: the data of the pre-training: i21k, i1k or i21k_30.
+        adapted_to: cifar100, imagenet2012, kitti, oxford_iiit_pet or resisc45; empty: the pre-trained checkpoints.
+        resolution: the resolution of the adapted model's images.
+        max_params: the largest number of parameters of the model.
+        min_images_per_sec: the lowest speed of the model, on the authors' hardware.
+        best: whether to return only the best checkpoint of each model.
 
     Raises:
         UserError: the index cannot be downloaded, or has another form.
@@ -114,8 +116,10 @@ def is_name(name: str) -> bool:
 
 
 def training_loss(name: str) -> str:
-    """Returns the loss that a checkpoint was last trained with: sigmoid, where it was not adapted to another data set
-    (big_vision, configs/vit_i1k.py and vit_i21k.py), else softmax (vision_transformer, vit_jax/train.py).
+    """Returns the loss that a checkpoint was last trained with.
+
+    That is softmax if it was adapted to another data set (vision_transformer, vit_jax/train.py), and sigmoid if it was
+    only pre-trained (big_vision, configs/vit_i1k.py and vit_i21k.py).
     """
     return "softmax" if "--" in name else "sigmoid"
 
@@ -127,7 +131,7 @@ def address(name: str) -> str:
 
 @functools.lru_cache(1)
 def _read_index(path: Path) -> tuple[AugRegCheckpoint, ...]:
-    """Returns both checkpoints of every row: the pre-trained one, once, and the adapted one."""
+    """Returns both checkpoints of every row, the pre-trained and the adapted one. Each checkpoint is listed once."""
     checkpoints: dict[str, AugRegCheckpoint] = {}
     with (
         user_errors(f"{path.name} has another form than expected", ValueError, KeyError, csv.Error),

@@ -19,10 +19,10 @@ from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf
 from vit_jax.models import BitSpec, image_size
 
-NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # in released files of VTAB's tasks
+NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # names in released files of VTAB's tasks
 UNIT = r"block(\d{1,3})/unit(\d{1,3})/"  # stage and unit
 OUTER = ("", "params/", "opt/target/")  # what may precede the names of a model in a file
-Names: TypeAlias = tuple[tuple[str, str], ...]  # our name of a layer, and theirs
+Names: TypeAlias = tuple[tuple[str, str], ...]  # (our name of a layer, its name in the file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +30,16 @@ class BitLayout:
     """What distinguishes one of the layouts from the others.
 
     Attributes:
-        name: for messages, and as `vit_jax.save` takes it.
+        name: the name of the layout, as `vit_jax.save` takes it.
         unit: the form of the model; see `BitSpec`.
-        border: that its authors' code uses with these files; see `BitSpec`.
-        prefix: of every name.
-        layers: those outside of the units; the first is the convolution of the root.
-        unit_name: of a unit, given its stage and its number.
-        unit_layers: those inside a unit.
-        norm_kinds: the layout's names of a norm's scale and bias.
-        norm_ones: leading dimensions of 1 of the arrays of norms.
-        head_ones: leading dimensions of 1 of the head's kernel.
+        border: the border that the authors' code uses with these files; see `BitSpec`.
+        prefix: the prefix of every name in the file.
+        layers: the names of the layers outside of the units. The first is the convolution of the root.
+        unit_name: the format of a unit's name in the file, from `stage` and `unit`.
+        unit_layers: the names of the layers inside a unit.
+        norm_kinds: the names of a norm's scale and bias in the file.
+        norm_ones: how many leading dimensions of 1 the arrays of norms have.
+        head_ones: how many leading dimensions of 1 the head's kernel has.
     """
 
     name: str
@@ -55,12 +55,12 @@ class BitLayout:
 
     @property
     def root(self) -> str:
-        """The name of the root's kernel, without the prefix."""
+        """The name of the root's kernel in the file, without the prefix."""
         return f"{self.layers[0][1]}/kernel"
 
     @property
     def head(self) -> str:
-        """The name of the head's kernel, without the prefix."""
+        """The name of the head's kernel in the file, without the prefix."""
         return f"{dict(self.layers)['head']}/kernel"
 
 
@@ -103,7 +103,7 @@ BIT_LAYOUTS = (RELEASED, BIG_VISION_PRE, BIG_VISION_POST)
 
 
 def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
-    """Returns the layout to which names of arrays belong, or None."""
+    """Returns the layout of arrays with these names, with the prefix of the file; None: they have another layout."""
     plain = {_unnumbered(name) for name in names}
     for layout in BIT_LAYOUTS:
         own = "" if layout.prefix in OUTER else layout.prefix
@@ -114,12 +114,12 @@ def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
 
 
 def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ()) -> mapping.ParameterTable:
-    """Returns the arrays of a layout that the parameters of a model consist of.
+    """Returns our name -> the arrays of a layout that the parameter consists of, for the parameters of a model.
 
     Args:
-        spec: of the model.
-        layout: of the file.
-        names: of the arrays of a file that is read, which may be numbered.
+        spec: the spec of the model.
+        layout: the layout of the file.
+        names: the names of the arrays in a file that is read. Numbers in them (`NUMBERED`) are kept in the table.
     """
     actual = {_unnumbered(name).removeprefix(layout.prefix): name.removeprefix(layout.prefix) for name in names}
     table: mapping.ParameterTable = {}
@@ -137,7 +137,7 @@ def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ())
 
 
 def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
-    """Yields our name and theirs of every convolution and norm."""
+    """Yields (our name, the name in the file) of every convolution and norm."""
     yield from ((ours, theirs) for ours, theirs in layout.layers if ours != "head")
     for stage, units in enumerate(spec.stages, 1):
         for unit in range(1, units + 1):
@@ -150,7 +150,7 @@ def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
 
 
 def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a model by our names; `shapes` are theirs.
+    """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -159,7 +159,7 @@ def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapp
 
 
 def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file in the layout of a name.
+    """Returns name -> array of a file in the layout `name`.
 
     Raises:
         UserError: the layout cannot express the model.
@@ -178,9 +178,9 @@ def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) ->
     """Returns the layout and the fields of the model whose arrays have these shapes.
 
     Args:
-        archive: the file.
-        layout: as detected.
-        resolution: of the images, if known; else 224, since no array depends on it.
+        archive: the arrays of a file.
+        layout: what `detect_layout` returned.
+        resolution: the resolution that the user states; None: 224, since no array depends on it.
 
     Raises:
         UserError: an array from which a field is inferred has too few dimensions.

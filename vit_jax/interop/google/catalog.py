@@ -1,8 +1,8 @@
 """The checkpoints that the authors published: their names, accuracies and addresses.
 
-`published.csv` lists those of google-research/vision_transformer, big_vision and big_transfer (BiT), and those of timm
-and of Google on the Hugging Face hub, with the source of each row. One on the hub has the name that it has there. The
-name of another is MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
+`published.csv` lists checkpoints of google-research/vision_transformer, big_vision and big_transfer (BiT), and of timm
+and Google on the Hugging Face hub, with the source of each row. A checkpoint of the hub keeps its name. Any other
+is named MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
 
   ViT-B/16-imagenet21k              of the paper, pre-trained: with `pre_logits` and 21,843 classes, at 224 px
   ViT-B/16-imagenet2012-384         of the paper, then fine-tuned on ImageNet
@@ -44,22 +44,22 @@ class CatalogEntry:
     """A published checkpoint.
 
     Attributes:
-        name: of the checkpoint.
-        model: as `vit_jax.create` takes it; `R+ViT-Ti/16` has only the root of a ResNet as its stem.
-        layout: of the file: `google`, `big_vision`, `timm` or `huggingface`.
-        data: the data sets that it was trained on.
-        resolution: of the images that it was last trained on.
-        head: number of classes; 0 means no head.
-        accuracy: in percent, as its authors report it.
+        name: the name of the checkpoint.
+        model: the model's name, as `vit_jax.create` takes it; `R+ViT-Ti/16` has only the root of a ResNet as its stem.
+        layout: the layout of the file: `google`, `big_vision`, `timm` or `huggingface`.
+        data: the data sets that the checkpoint was trained on.
+        resolution: the resolution of the images that the checkpoint was last trained on, in pixels.
+        head: the number of classes; 0: no head.
+        accuracy: the accuracy in percent, as the authors report it; None: none was found.
         of: what the accuracy refers to; "in the paper" is the paper's run, which need not be this file.
-        size: as published, `393.69 MiB`, rounded to its last digit.
-        address: of the file, or `hf-hub:OWNER/NAME`.
-        source: of the address and the figures.
-        flexi: the patches and positions in the file have other sizes and are resized when it is loaded.
-        preprocess: the pipe of operations with which the accuracy was measured; without one, the authors' usual pipe.
-        preprocess_source: the source of that pipe.
-        loss: that the head was last trained with, softmax or sigmoid; empty: not known.
-        loss_source: the source of that.
+        size: the size of the file as published, `393.69 MiB`, rounded to its last digit.
+        address: the address of the file, or `hf-hub:OWNER/NAME`.
+        source: where the address and the figures are published.
+        flexi: whether the patches and positions in the file have other sizes and are resized when it is loaded.
+        preprocess: the pipe of operations with which the accuracy was measured; empty: the authors' usual pipe.
+        preprocess_source: where the pipe is published.
+        loss: the loss that the head was last trained with, softmax or sigmoid; empty: not known.
+        loss_source: where the loss is published.
     """
 
     COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")
@@ -88,9 +88,9 @@ def list_models(pattern: str = "*", source: str = "published", **query: Any) -> 
     Examples: `list_models("ViT-B/16*384")`, `list_models(source="augreg", model="ViT-B/16", best=True)`.
 
     Args:
-        pattern: of the name.
-        source: published, the catalog of this file; or augreg, some 51,000 checkpoints whose index is downloaded.
-        **query: of augreg, see `augreg.list_checkpoints`.
+        pattern: the shell pattern of the name.
+        source: published, the catalog of this module; or augreg, some 51,000 checkpoints whose index is downloaded.
+        **query: further arguments of `augreg.list_checkpoints`, for the source augreg.
 
     Raises:
         UserError: the source or a keyword is unknown, or the index cannot be downloaded.
@@ -110,8 +110,10 @@ SOURCES: dict[str, Callable[..., Table]] = {"published": _list_published, "augre
 
 
 def find_entry(path: str) -> CatalogEntry | None:
-    """Returns the published checkpoint of the catalog with this name, this name in AugReg's index, or this address,
-    https:// or gs://, if there is one.
+    """Returns the entry of the catalog for a checkpoint; None: the catalog does not list it.
+
+    `path` is the name of the checkpoint in the catalog, its name in AugReg's index, or its address, which begins with
+    https:// or gs://.
     """
     place = augreg.address(path) if augreg.is_name(path) else path
     address = unquote(re.sub("^gs://", f"https://{download.GOOGLE_STORAGE}/", place))

@@ -1,8 +1,8 @@
 """The layouts of Google's published files: the .npz files of vision_transformer (ViT, hybrids, AugReg) and big_vision.
 
-Both are one table, from our names to the arrays of the file; the few names in which the layouts differ are data. Files
-are read and written by the same table, which also states what a file must contain. A file states neither its model nor
-how it is used: both are inferred from its arrays.
+One table serves both: our name -> the arrays of the file. The few names in which the layouts differ are data. Files are
+read and written by the same table, which also states what a file must contain. A file states neither its model nor the
+preprocessing of its images: both are inferred from its arrays.
 
 Source of the names: google-research/vision_transformer, vit_jax/checkpoint.py and models; google-research/big_vision,
 models/vit.py.
@@ -26,7 +26,7 @@ from vit_jax.models import ModelSpec, image_size, resnet_stride
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
 QKV = ("query", "key", "value")
-# What the files of these layouts say of a model, by their arrays or their names; all else is as in the first ViTs.
+# Fields that the files of these layouts state by their arrays or names. All other fields are as in the first ViTs.
 STATED = ("width", "depth", "mlp_dim", "num_heads", "pooling", "position", "position_rows", "stages", "stem")
 
 
@@ -35,9 +35,9 @@ class Layout:
     """What distinguishes one of the layouts from the others."""
 
     name: str  # for messages
-    prefix: str  # of every name
-    numbers: tuple[int, int, int, int]  # after LayerNorm, MultiHeadDotProductAttention, LayerNorm and MlpBlock
-    position: str  # name of the position table
+    prefix: str  # the prefix of every name in the file
+    numbers: tuple[int, int, int, int]  # numbers after LayerNorm, MultiHeadDotProductAttention, LayerNorm, MlpBlock
+    position: str  # the name of the position table
     class_row: bool  # the position table has a row for the class token
     scanned: bool = False  # the blocks are stacked
 
@@ -47,7 +47,7 @@ BIG_VISION = Layout("big_vision", "params/", (0, 0, 1, 0), "pos_embedding", clas
 
 
 def detect_layout(names: Mapping[str, Any]) -> Layout | None:
-    """Returns the layout to which names of arrays belong, or None."""
+    """Returns the layout of arrays with these names, its fields as in the file; None: they have another layout."""
     blocks = [re.match(r"(params/|opt/target/|)Transformer/encoderblock", name) for name in names]
     prefix = max((match[1] for match in blocks if match), default=None, key=len)
     if prefix is None:
@@ -56,14 +56,14 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
     google = any(re.match(r"Transformer/encoderblock_\d+/MlpBlock_3/", name) for name in own)
     base = GOOGLE if google else BIG_VISION
     scanned = any(name.startswith("Transformer/encoderblock/") for name in own)
-    inside = google or POSITION in own  # POSITION in older files of big_vision
+    inside = google or POSITION in own  # older files of big_vision have POSITION
     return dataclasses.replace(
         base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
     )
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
-    """Returns, for each parameter of a model, the arrays of a layout from which it is made."""
+    """Returns our name -> the arrays of a layout that the parameter consists of, for the parameters of a model."""
     table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
     table |= _leaves("embed", "embedding")
     if spec.class_rows:
@@ -109,7 +109,7 @@ def _stem_table(spec: ModelSpec) -> mapping.ParameterTable:
 
 
 def _block_table(layout: Layout) -> mapping.ParameterTable:
-    """Returns the arrays of one block."""
+    """Returns the table of one block: our name of a stacked parameter -> the arrays of a single block."""
     norm1, attention, norm2, mlp = layout.numbers
     table = _norm_leaves(f"{BLOCKS}/norm1", f"LayerNorm_{norm1}") | _norm_leaves(
         f"{BLOCKS}/norm2", f"LayerNorm_{norm2}"
@@ -119,12 +119,12 @@ def _block_table(layout: Layout) -> mapping.ParameterTable:
     table |= _leaves(f"{BLOCKS}/attention/out", f"{heads}/out")
     return table | {
         f"{BLOCKS}/attention/qkv/{kind}": Stack(axis, [Leaf(f"{heads}/{part}/{kind}") for part in QKV])
-        for kind, axis in (("kernel", 2), ("bias", 1))  # the layer axis counted
+        for kind, axis in (("kernel", 2), ("bias", 1))  # the axis of the layers is counted too
     }
 
 
 def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a model by our names; `shapes` are theirs.
+    """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -165,7 +165,7 @@ def to_layout(params: dict[str, Any], spec: ModelSpec, layout: Layout) -> dict[s
 
 
 def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
-    """Returns what no model of the layout has, and whether this model does."""
+    """Returns feature that no model of the layout has -> whether this model has it."""
     position = spec.position.kind
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     unsupported = {f"position embeddings of type {position}": position not in positions}
@@ -180,20 +180,21 @@ def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
 
 
 def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
-    """Tells whether the class token's position is added to the class token: a model only ever uses their sum."""
+    """Returns whether a file has the sum of class token and position in place of both. A model only uses the sum."""
     return bool(spec.position_rows) and spec.position.kind == "learned" and not layout.class_row
 
 
 def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
-    """Returns the layout, complete, and the fields of the model whose arrays have these shapes.
+    """Returns the layout with its final `class_row`, and the fields of the model whose arrays have these shapes.
 
     Args:
-        archive: the file.
-        layout: as detected.
-        resolution: of the images, if known; else the positions are assumed to be those of square images.
+        archive: the arrays of a file.
+        layout: what `detect_layout` returned.
+        resolution: the resolution that the user states, or None. Learned positions are taken for those of square images
+            where possible, and of this resolution only elsewhere.
 
     Raises:
-        UserError: an array is missing that determines a field, or the positions are not those of square images.
+        UserError: an array is missing that determines a field, or the positions fit neither a square nor `resolution`.
     """
     given = None if resolution is None else image_size(resolution)
     fields = _shape_fields(archive, layout)
@@ -218,7 +219,7 @@ def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = N
 
 
 def _shape_fields(archive: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
-    """Returns the fields of the model but for its resolution."""
+    """Returns the fields of the model that the arrays tell, all but its resolution."""
     names = {name.removeprefix(layout.prefix) for name in archive if name.startswith(layout.prefix)}
 
     def size(name: str, axis: int) -> int:
@@ -254,10 +255,10 @@ def _shape_fields(archive: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def evaluation_pipe(fields: dict[str, Any], layout: str) -> str:
-    """Returns the preprocessing of the authors' evaluation of a model in a layout.
+    """Returns the pipe of operations of the authors' evaluation of a model in a layout.
 
-    vision_transformer (vit_jax/input_pipeline.py) resizes the whole image, big_vision (configs/load_and_eval.py) takes
-    the centre, which is defined for square images only.
+    vision_transformer (vit_jax/input_pipeline.py) resizes the whole image. big_vision (configs/load_and_eval.py) takes
+    the centre of the image, which is defined for square images only: others are resized whole.
     """
     height, width = fields["resolution"]
     cropped = layout == "big_vision" and height == width

@@ -1,4 +1,4 @@
-"""The models of the published .npz files: each layout has one table for ViTs and one for BiTs."""
+"""The `Format` of each layout of the published .npz files. A layout has one table for ViTs and one for BiTs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ TABLES: dict[type, Any] = {layouts.Layout: layouts, bit_layouts.BitLayout: bit_l
 
 
 def make_format(layout: layouts.Layout) -> Format:
-    """Returns the layout with this name, of ViTs and of BiTs."""
+    """Returns the `Format` of the layout with this name, for ViTs and for BiTs."""
 
     def detect(archive: Archive) -> Form | None:
         form = layouts.detect_layout(archive) or bit_layouts.detect_layout(archive)
@@ -31,7 +31,7 @@ def make_format(layout: layouts.Layout) -> Format:
 
 
 def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, Any]) -> tuple[Form, ModelDescription]:
-    """Returns the form, complete, and the model of a file; raises as `infer_fields` of its table."""
+    """Returns the completed form of a file and its model's description; raises as `infer_fields` of its module."""
     form, fields = TABLES[type(form)].infer_fields(archive, form, given.get("resolution"))
     return form, ModelDescription.of_fields(fields, layouts.evaluation_pipe(fields, form.name))
 
@@ -39,7 +39,7 @@ def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, 
 def read_layout(
     archive: Archive, form: Form, spec: ModelSpec | BitSpec, shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Returns the parameters of a file; raises as `read_layout` of its table."""
+    """Returns our name -> parameter of a file; raises as `read_layout` of its module."""
     return TABLES[type(form)].read_layout(archive, form, spec, shapes)
 
 

@@ -1,4 +1,4 @@
-"""The files of transformers and PEFT, and the hub that has them."""
+"""The files of transformers and PEFT, and the Hugging Face hub."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""transformers' `config.json` and `preprocessor_config.json`: what they state of a model, and those of a model of ours.
+"""transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
 Keys and defaults: huggingface/transformers 5.23, models/{vit,deit,dinov2,dinov2_with_registers,siglip}, their
 configuration_*.py and image_processing_*.py.
@@ -30,7 +30,7 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}  # SwiGLU has a key of its own
-# model_type -> epsilon and activation where a configuration has none
+# model_type -> epsilon and activation of a configuration that states none
 DEFAULTS = {
     "vit": (1e-12, "gelu"),
     "deit": (1e-12, "gelu"),
@@ -45,7 +45,7 @@ CLASSES = {  # model_type -> class without a classifier, with one, with a second
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
     "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
 }
-# What arrays tell too: our field -> the key
+# Our field -> its key, for what arrays tell too
 SIZES = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -53,12 +53,12 @@ SIZES = {
     "patch_size": "patch_size",
     "registers": "num_register_tokens",
 }
-HEADS, RESCALE = 12, 1 / 255  # where a configuration has none
+HEADS, RESCALE = 12, 1 / 255  # where a configuration states none
 STANDARD = (0.5, 0.5, 0.5)
 
 
 def read_folder(folder: Path) -> PublishedConfig:
-    """Returns what the configurations in a folder state: nothing if there are none, or if they are not transformers'.
+    """Returns what the configurations in a folder state; nothing if there are none or they are not transformers'.
 
     Raises:
         UserError: as `read_config`.
@@ -70,14 +70,14 @@ def read_folder(folder: Path) -> PublishedConfig:
 
 
 def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PublishedConfig:
-    """Returns what a configuration states.
+    """Returns what a model's configurations state.
 
     Args:
-        content: of the model's configuration.
-        preprocessor: that of its images'; empty if there is none.
+        content: the content of `config.json`.
+        preprocessor: the content of `preprocessor_config.json`; empty if there is none.
 
     Raises:
-        UserError: a value has another type, or the model is one that vit_jax does not compute.
+        UserError: a value has a wrong type, or vit_jax does not compute the model.
     """
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
@@ -114,9 +114,9 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
 
 
 def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str, tuple[str, Any]]:
-    """Returns what a configuration states of the shapes of arrays."""
+    """Returns our field -> (key, value), for what a configuration states although the arrays tell it too."""
     sizes = {name: (key, content[key]) for name, key in SIZES.items() if content.get(key) is not None}
-    if "mlp_ratio" in content:  # then another key means nothing
+    if "mlp_ratio" in content:  # then the key of mlp_dim means nothing
         sizes.pop("mlp_dim", None)
     patch_size = content.get("patch_size")
     if "image_size" in content and type(patch_size) is int and patch_size > 0:
@@ -125,7 +125,7 @@ def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str,
 
 
 def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
-    """Returns the preprocessing ops (`data.preprocess`) that equal a processor's; None if none do."""
+    """Returns the pipe of operations that equals a processor's preprocessing; None if no pipe does."""
     kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type") or "")
     plain = kind.startswith(("ViT", "Siglip"))
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
@@ -145,7 +145,10 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
 
 
 def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
-    """Returns the shorter side or (height, width) of a size in one of its forms; None for other ones."""
+    """Returns a size that a processor states: the shorter side or (height, width); None if it has another form.
+
+    A single number is the side of a square if `square`, else the shorter side.
+    """
     if isinstance(size, Mapping) and "shortest_edge" in size:
         return read_int(size["shortest_edge"], "size")
     if isinstance(size, Mapping) and {"height", "width"} <= set(size):
@@ -156,7 +159,7 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
 
 
 def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns the content of both files for a model that `huggingface_layout` can write.
+    """Returns name -> content of both files, for a model that `huggingface.layout` can write.
 
     Raises:
         UserError: the layout cannot express the model or its preprocessing.
@@ -195,7 +198,7 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
     value = model.field
     width, mlp_dim, swiglu = value("width"), value("mlp_dim"), value("activation") == "swiglu"
 
-    def hidden(ratio: int) -> int:  # of the model's code
+    def hidden(ratio: int) -> int:  # as the model's code computes it
         return (width * ratio * 2 // 3 + 7) // 8 * 8 if swiglu else width * ratio
 
     ratios = [ratio for ratio in range(1, 17) if hidden(ratio) == mlp_dim]

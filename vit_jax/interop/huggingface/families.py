@@ -11,15 +11,15 @@ from vit_jax.interop.mapping import unstated_fields
 
 
 class Family(NamedTuple):
-    """Names of a family's arrays; those of a block are without the block's name, all without the model's prefix."""
+    """The names of a family's arrays, without the model's prefix and, inside a block, without the block's name."""
 
-    prefix: str  # of all arrays but the classifier's
-    blocks: str  # prefix of the index
+    prefix: str  # the prefix of all arrays but the classifier's
+    blocks: str  # prefix; the index of the block follows
     norms: tuple[str, str]
     attention: tuple[str, str, str]  # query, key, value
     out: str
     dense: tuple[str, str]
-    gated: tuple[tuple[str, ...], str]  # the same with SwiGLU; its two projections may be one array
+    gated: tuple[tuple[str, ...], str]  # the MLP with SwiGLU; its two widening projections may be one array
     norm: str
     patches: str
     position: str
@@ -27,7 +27,7 @@ class Family(NamedTuple):
     requires: Mapping[str, tuple[Any, ...]]  # field -> the values with which a model belongs to the family
 
 
-# What the files of every family state of a model; all else is as in a ViT with our defaults, or in `requires` below.
+# Fields that the files of every family state. All other fields have our defaults, or the values in `requires` below.
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "class_token", "registers", "position_rows", "activation"),
     *("norm_epsilon", "layer_scale", "image_mean", "image_std", "stages", "head"),
@@ -107,7 +107,7 @@ IN_MEMORY = {
 }
 
 CLS, POOLER = "embeddings.cls_token", "pooler.dense."
-# distilled_head -> the heads by our names
+# distilled_head -> (our name of a head -> its prefix in the file)
 CLASSIFIERS = {
     False: {"head": "classifier."},
     True: {"head": "cls_classifier.", "distilled_head": "distillation_classifier."},

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub: `hf-hub:OWNER/NAME`, or `hf-hub:OWNER/NAME@REVISION`.
+"""Checkpoints on the Hugging Face hub: `hf-hub:OWNER/NAME`, or `hf-hub:OWNER/NAME@REVISION`.
 
 The library `huggingface_hub` downloads them, with its own cache, token and settings (`HF_HOME`, `HF_TOKEN`,
 `HF_ENDPOINT`, `HF_HUB_OFFLINE`).
@@ -18,7 +18,7 @@ SHARDS = "model-*-of-*.safetensors"
 
 
 def is_hub_name(path: str) -> bool:
-    """Returns whether a path names a checkpoint of the hub."""
+    """Returns whether a path names a checkpoint on the hub."""
     return path.startswith(PREFIX)
 
 
@@ -26,7 +26,7 @@ def download_checkpoint(path: str) -> Path:
     """Returns the local folder with the files of a checkpoint of the hub, downloaded if they are not there yet.
 
     Raises:
-        UserError: the library is not installed, or it cannot get the files.
+        UserError: `huggingface_hub` is not installed, or it cannot get the files.
     """
     name, _, revision = path.removeprefix(PREFIX).partition("@")
     try:
@@ -41,7 +41,7 @@ def download_checkpoint(path: str) -> Path:
 
 
 def _sentence(name: str, revision: str, error: Exception) -> str:
-    """Returns what went wrong, by the kind of the library's error."""
+    """Returns a sentence on what went wrong, which depends on the kind of the library's error."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     absent = f"{name} is not in the local cache, and the hub cannot be reached; download it where there is a network"
     sentences = {

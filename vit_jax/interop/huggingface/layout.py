@@ -1,8 +1,8 @@
 """The layouts of transformers' vision models: one table, by which files are both read and written.
 
-Families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip, each as the bare model or
-with a classifier, DeiT also with two. Numbers that no array states (heads, epsilon, activation) are in the file's
-`config.json`. The names are in `huggingface_families`.
+The families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip. A file has either the
+bare model or a model with a classifier; a DeiT may have two classifiers. What no array states (heads, epsilon,
+activation) is in `config.json` beside the file. The names of the arrays are in `huggingface.families`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +44,9 @@ from vit_jax.models import BitSpec, Model, ModelSpec, image_size
 class Form(NamedTuple):
     """Which of the layouts a file has."""
 
-    family: str  # of FAMILIES: the model_type of config.json
-    prefix: str  # of all arrays but the classifier's
-    in_memory: bool = False  # the names are those of a model in memory, which `save_pretrained` changes
+    family: str  # a key of FAMILIES, which is the model_type in config.json
+    prefix: str  # the prefix of all arrays but the classifier's
+    in_memory: bool = False  # whether the names are those of a model in memory, which `save_pretrained` changes
 
     @property
     def names(self) -> Family:
@@ -76,7 +76,7 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
     """Returns the form in which a model is written: the first family to which it belongs.
 
     Raises:
-        UserError: it belongs to none; names what the nearest family lacks.
+        UserError: the model belongs to no family. The message names what the nearest family lacks.
     """
     if isinstance(spec, BitSpec):
         raise UserError(f"the huggingface layout does not support a BiT; {mapping.OTHER_LAYOUT}")
@@ -95,7 +95,7 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
         "a classifier of the class token alone after LayerScale": dinov2 and classes and pooling == "token",
         "class token and mean without a classifier": dinov2 and not classes and pooling == "token_gap",
         f"layer_scale 0 in a {family}": dinov2 and not spec.block.layer_scale,
-        # The code of the others takes positions to be those of a square grid.
+        # The code of the other families takes positions for those of a square grid.
         f"images of {height}x{width} pixels in a {family}": not plain and height != width,
     }
     mapping.refuse("huggingface", unsupported)
@@ -108,13 +108,13 @@ def infer_fields(
     """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
 
     Args:
-        file: of this form.
-        form: as detected.
-        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
-        stated: (height, width) of the images in the configuration beside the file.
+        file: the arrays of a file of this form.
+        form: what `detect_form` returned.
+        resolution: the resolution that the user states, or None; see `torch_fields.infer_positions`.
+        stated: (height, width) of the images in the configuration beside the file, or None.
 
     Raises:
-        UserError: an array is missing that determines a field, or the positions are not those of square images.
+        UserError: an array is missing that determines a field, or the positions fit no image size.
     """
     archive, gated = renamed(file, form), _is_gated(form, file)
     distilled = CLASSIFIERS[True]["distilled_head"] + "weight" in archive
@@ -136,7 +136,7 @@ def infer_fields(
 
 
 def _is_gated(form: Form, file: Archive) -> bool:
-    """Tells whether the MLPs of a file have SwiGLU."""
+    """Returns whether the MLPs of a file have SwiGLU."""
     first = f"{form.prefix}{form.names.blocks}0."
     return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
 
@@ -158,7 +158,7 @@ def _names(form: Form, gated: bool, distilled: bool) -> torch_fields.Names:
 
 
 def renamed(file: Archive, form: Form) -> RenamedArchive:
-    """Returns a file's arrays by the names of the table, without those that the model does not need."""
+    """Returns a file's arrays without those that the model does not need. The names stay as they are."""
     unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
     if any(f"{names['head']}weight" in file for names in CLASSIFIERS.values()):
         unused.append(rf"{form.prefix}{POOLER}(weight|bias)")
@@ -166,7 +166,7 @@ def renamed(file: Archive, form: Form) -> RenamedArchive:
 
 
 def read_layout(file: Archive, form: Form, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a model by our names; `shapes` are theirs.
+    """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -184,13 +184,13 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
     if spec.class_rows and spec.position.rows == "patches":  # then the class token's position is zero
         params = params | {"position": np.pad(np.asarray(params["position"]), ((1, 0), (0, 0)))}
     arrays = mapping.file_views(parameter_table(spec, form), params, prefix="")
-    if form.family.startswith("dinov2"):  # whose classes have it, though only their training uses it
+    if form.family.startswith("dinov2"):  # its classes have the mask token, though only their training uses it
         arrays[f"{form.prefix}{MASK_TOKEN}"] = np.zeros((1, spec.width), np.float32)
     return arrays
 
 
 def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
-    """Returns the arrays of the layout that the parameters of a model consist of."""
+    """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
     family, prefix = form.names, form.prefix
     table = patch_leaves(f"{prefix}{family.patches}", bias=True)
     if spec.class_rows:
@@ -213,7 +213,7 @@ def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
 
 
 def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
-    """Returns the arrays of one block."""
+    """Returns the table of one block, without the block's name."""
     table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
     table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
     if spec.block.layer_scale:
@@ -227,7 +227,7 @@ def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
 
 
 def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
-    """Returns the arrays of several linear layers of the same inputs, which are one of ours."""
+    """Returns the table of one of our linear layers that is several layers with the same inputs in the file."""
     kinds = (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat))  # the axis is counted with the layers
     return {
         f"{ours}/{kind}": Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
@@ -236,7 +236,7 @@ def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
 
 
 def _map_table(prefix: str) -> ParameterTable:
-    """Returns the arrays of attention pooling; queries, keys and values are one array of the file."""
+    """Returns the table of attention pooling. Queries, keys and values are one array of the file."""
     table: ParameterTable = {"map_head/probe": Leaf(f"{prefix}probe", ones=2)}
     for part in ("query", "key", "value"):
         table |= dense_leaves(f"map_head/attention/{part}", f"{prefix}attention.in_proj_")

@@ -1,7 +1,7 @@
-"""Adapters as a file by the names of PEFT (github.com/huggingface/peft), for the model of transformers.
+"""Files of adapters with the names of PEFT (github.com/huggingface/peft), which adapts the models of transformers.
 
-Where transformers has no such model, the layers have our names, with the number of the block and a part each of
-`query`, `key` and `value`.
+Where transformers has no such model, the layers have our names with the number of the block. `query`, `key` and `value`
+are then a layer each.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 
 CONFIG, WEIGHTS = hub.ADAPTER_FILES
-PREFIX = "base_model.model."  # of all names
+PREFIX = "base_model.model."  # the prefix of all names
 ENDS = (".lora_A.weight", ".lora_B.weight")
 HEADS = ("head", "distilled_head")
 # Fields of a configuration that change what an adapter computes -> the values that are supported.
@@ -35,7 +35,7 @@ SUPPORTED = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the weights that are adapted
 }
-UNSUPPORTED = [  # the same, of which none is supported
+UNSUPPORTED = [  # such fields of which no value is supported
     "alpha_pattern",
     "arrow_config",
     "fan_in_fan_out",
@@ -51,18 +51,18 @@ UNSUPPORTED = [  # the same, of which none is supported
     "use_qalora",
     "velora_config",
 ]
-METHOD = "resample"  # key of the note that says how learned positions were resampled
+METHOD = "resample"  # the key of the note that says how learned positions were resampled
 
 
 class Adapter(NamedTuple):
     """A folder with adapters that PEFT or `save_adapter` wrote.
 
     Attributes:
-        folder: with `adapter_model.safetensors` and `adapter_config.json`.
-        base: path or name of the weights that they adapt, as the configuration states it.
-        revision: of weights of the hub; empty: the newest.
-        alpha: their factor is alpha / rank,
-        rank_scaled: or alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732).
+        folder: the folder with `adapter_model.safetensors` and `adapter_config.json`.
+        base: the path or name of the weights that they adapt, as the configuration states it.
+        revision: the revision of weights on the hub; empty: the newest.
+        alpha: the adapters are multiplied by alpha / rank.
+        rank_scaled: whether they are multiplied by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732).
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Adapter(NamedTuple):
     rank_scaled: bool
 
     def read(self) -> tuple[dict[str, np.ndarray], Mapping[str, str]]:
-        """Returns the arrays by the names of the layers, and the notes of the file.
+        """Returns name without `PREFIX` -> float32 array, and the notes of the file.
 
         Raises:
             UserError: the file cannot be read.
@@ -86,7 +86,7 @@ def find_adapter(folder: Path) -> Adapter | None:
     """Returns the adapters in a folder; None: there are none.
 
     Raises:
-        UserError: the configuration cannot be read, is of another kind of adapters, or names no model.
+        UserError: the configuration is missing, cannot be read, is of another kind of adapters, or names no weights.
     """
     if not (folder / WEIGHTS).is_file():
         return None
@@ -115,7 +115,7 @@ def find_adapter(folder: Path) -> Adapter | None:
 
 
 def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the fields in which the model of a file by PEFT differs from that of the weights: those of its head."""
+    """Returns the fields in which the adapted model differs from `base`: those of the head, if the arrays have one."""
     heads = _head_names(arrays)
     if "head" not in heads:
         return {}
@@ -127,7 +127,7 @@ def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, A
         "distilled_head": len(heads) == 2,
     }
     if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
-        fields["pooling"] = "token_gap"  # which its classifier reads
+        fields["pooling"] = "token_gap"  # what its classifier reads
     return fields
 
 
@@ -137,13 +137,13 @@ def add_adapter(
     """Returns the parameters with the adapters added to the kernels, and with the adapter's heads.
 
     Args:
-        adapter: see there.
-        arrays: what its `read` returns.
-        model: with the adapter's heads.
-        params: its parameters, those of the heads may be missing.
+        adapter: the adapters.
+        arrays: the arrays that `adapter.read` returns; not changed.
+        model: the model with the adapter's heads.
+        params: the parameters of the model; not changed. The heads may be missing.
 
     Raises:
-        UserError: the file contains what the model does not have, or of other sizes.
+        UserError: the file has an array for which the model has no place, or an adapter of another size.
     """
     left = dict(arrays)
     params = params | _adapted_kernels(adapter, left, model.vit, params)
@@ -161,7 +161,7 @@ def has_head(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns our name of each head in a file -> the name of the linear layer."""
+    """Returns our name of a head -> the name of its linear layer, for the heads in a file."""
     names = {
         head: [head, *(linears[head].removesuffix(".") for linears in CLASSIFIERS.values() if head in linears)]
         for head in HEADS
@@ -175,7 +175,7 @@ def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
 def _adapted_kernels(
     adapter: Adapter, arrays: dict[str, np.ndarray], spec: ModelSpec, params: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the kernels to which adapters were added, and takes their arrays away.
+    """Returns our name -> kernel, for the kernels to which adapters were added. Removes their arrays from `arrays`.
 
     Raises:
         UserError: the sizes of an adapter are not those of its kernel.
@@ -209,10 +209,9 @@ def _read(archive: archives.Archive, name: str) -> np.ndarray:
 def _kernel_parts(
     table: ParameterTable | None, params: dict[str, np.ndarray], depth: int
 ) -> dict[str, tuple[str, tuple]]:
-    """Returns which part of our kernels each linear layer of a block is.
+    """Returns name of a linear layer -> (our name of the kernel, index of the layer in that kernel), for all blocks.
 
-    Returns:
-        Name of the linear layer, in the table or else ours -> the name of our kernel, and the index in that kernel.
+    The linear layers have the names of the table, or our names if the table is None.
     """
     parts = {}
     ends = tuple(f"{layer}/kernel" for layer in KERNELS)
@@ -236,13 +235,13 @@ def save_adapter(
     """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
 
     Args:
-        folder: an existing one.
-        model: the model that they adapt.
-        trained: the factors and the heads, as NumPy arrays.
-        rank: of the adapters.
-        alpha: their factor is alpha / rank.
-        base: path or name of the weights that they adapt, by which PEFT and `weights.load` find them; None: unknown.
-        resample: how their learned positions were resampled to the model's resolution.
+        folder: an existing folder.
+        model: the model with the adapters.
+        trained: the factors of the adapters and the heads, as NumPy arrays.
+        rank: the rank of the adapters.
+        alpha: the adapters are multiplied by alpha / rank.
+        base: the path or name by which PEFT and `weights.load` find the weights that are adapted; None: unknown.
+        resample: how the learned positions of these weights were resampled to the model's resolution.
 
     Raises:
         UserError: the files cannot be written.
@@ -273,7 +272,11 @@ def save_adapter(
 
 
 def _state_base(base: str) -> tuple[str, str]:
-    """Returns how a configuration states weights: of the hub OWNER/NAME and a revision; a local path is absolute."""
+    """Returns the name and the revision by which a configuration states weights.
+
+    The name of weights on the hub is OWNER/NAME. An existing local path becomes absolute. The revision is empty if
+    there is none.
+    """
     if hub.is_hub_name(base):
         name, _, revision = base.removeprefix(hub.PREFIX).partition("@")
         return name, revision
@@ -282,11 +285,11 @@ def _state_base(base: str) -> tuple[str, str]:
 
 
 def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]:
-    """Returns the arrays of the file: of each linear layer A [rank, inputs] and B [outputs, rank], and the heads'.
+    """Returns name -> array of the file: A [rank, inputs] and B [outputs, rank] of each linear layer, and the heads.
 
     Args:
-        spec: of the model.
-        trained: the factors and the heads.
+        spec: the spec of the model.
+        trained: the factors of the adapters and the heads.
     """
     leaves, arrays, table = tree.flatten(trained), {}, _tables(spec)[0]
     for layer in (name.removesuffix("/lora/down") for name in leaves if name.endswith("/lora/down")):
@@ -313,10 +316,11 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
 
 @functools.lru_cache(maxsize=1)
 def _tables(spec: ModelSpec) -> tuple[Any, ...]:
-    """Returns the tables of the model of transformers by our names; None stands for ours, and is the last one.
+    """Returns the tables (our name -> arrays) by which an adapter's file may name the layers, the likeliest first.
 
-    The first has the names of transformers 5 in memory, which PEFT adapts; then come those in files, which transformers
-    4 also has in memory; then both of the model without a classifier.
+    The first has the names of the model of transformers 5 in memory, which PEFT adapts. The second has the names in its
+    files, which transformers 4 also has in memory. Then come the same two for the model without a classifier. The last
+    one is None, which stands for our own names.
     """
     try:
         form = layout.choose_form(spec)
@@ -328,7 +332,7 @@ def _tables(spec: ModelSpec) -> tuple[Any, ...]:
 
 
 def _family(spec: ModelSpec) -> str:
-    """Returns the family of transformers to which a model belongs; empty: none."""
+    """Returns the family of transformers to which a model belongs; empty if it belongs to none."""
     try:
         return layout.choose_form(spec).family
     except UserError:
@@ -336,7 +340,7 @@ def _family(spec: ModelSpec) -> str:
 
 
 def _linear_names(table: ParameterTable | None, layer: str, block: int) -> list[str]:
-    """Returns the names of the linear layers of which one of our layers consists, in a block."""
+    """Returns the names of the linear layers in a block that one of our layers consists of; table None: our names."""
     if table is not None:
         blocks = table[f"{layer}/kernel"]
         assert isinstance(blocks, Stack)

@@ -1,4 +1,4 @@
-"""What the files of libraries for PyTorch have in common."""
+"""What the files of timm and transformers have in common."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""How PyTorch arranges the axes of our parameters, and archives whose names changed between versions."""
+"""Views of our parameters with the axes of PyTorch, and archives whose names changed between versions."""
 
 import re
 
@@ -26,12 +26,15 @@ def convolution(kernel: np.ndarray) -> np.ndarray:
 
 
 def flat(bias: np.ndarray) -> np.ndarray:
-    """Returns a view with one axis."""
+    """Returns a view of a bias with one axis."""
     return bias.reshape(-1, copy=False)
 
 
 def dense_leaves(ours: str, theirs: str) -> ParameterTable:
-    """Returns the arrays of a linear layer whose outputs may have several axes."""
+    """Returns the table of a linear layer whose outputs may have several axes.
+
+    `ours` is our name of the layer and `theirs` the prefix of its names in the file, here and in the functions below.
+    """
     return {
         f"{ours}/kernel": Leaf(f"{theirs}weight", arrange=linear),
         f"{ours}/bias": Leaf(f"{theirs}bias", arrange=flat),
@@ -39,29 +42,31 @@ def dense_leaves(ours: str, theirs: str) -> ParameterTable:
 
 
 def merging_leaves(ours: str, theirs: str) -> ParameterTable:
-    """Returns the arrays of a linear layer whose inputs have several axes."""
+    """Returns the table of a linear layer whose inputs have several axes."""
     return {f"{ours}/kernel": Leaf(f"{theirs}weight", arrange=merging_linear), f"{ours}/bias": Leaf(f"{theirs}bias")}
 
 
 def norm_leaves(ours: str, theirs: str) -> ParameterTable:
-    """Returns the arrays of a LayerNorm or GroupNorm."""
+    """Returns the table of a LayerNorm or GroupNorm."""
     return {f"{ours}/scale": Leaf(f"{theirs}weight"), f"{ours}/bias": Leaf(f"{theirs}bias")}
 
 
 def patch_leaves(theirs: str, bias: bool) -> ParameterTable:
-    """Returns the arrays of the projection of patches."""
+    """Returns the table of the projection of patches, with or without a bias."""
     table: ParameterTable = {"embed/kernel": Leaf(f"{theirs}weight", arrange=convolution)}
     return table | ({"embed/bias": Leaf(f"{theirs}bias")} if bias else {})
 
 
 class RenamedArchive(Archive):
-    """The arrays of another archive by other names; `read_array` reads them from it."""
+    """The arrays of another archive by new names."""
 
     def __init__(self, archive: Archive, renaming: Renaming, ignored: str):
-        """Args:
-        archive: with the names of a file.
-        renaming: replacements in names, in order.
-        ignored: pattern of the new names of arrays that no model needs.
+        """Renames the arrays of an archive, and leaves some out.
+
+        Args:
+            archive: the archive with the names of a file.
+            renaming: the replacements in names, in their order.
+            ignored: the pattern of the new names of arrays that are left out, as no model needs them.
         """
         self._archive = archive
         names = ((rename(name, renaming), name) for name in archive)
@@ -69,7 +74,7 @@ class RenamedArchive(Archive):
         self._headers = {new: archive[old] for new, old in self._names.items()}
 
     def read_array(self, name: str, into: np.ndarray) -> None:
-        """Reads an array; see the other archive."""
+        """Reads an array by its new name; see `Archive`."""
         self._archive.read_array(self._names[name], into)
 
 

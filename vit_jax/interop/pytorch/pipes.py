@@ -1,4 +1,4 @@
-"""Preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
+"""Converts preprocessing between our pipes of operations and the sizes that PyTorch's libraries state."""
 
 import ast
 import re
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from vit_jax import UserError
 from vit_jax.models import Model
 
-# Our operations -> the filter that they resize with where they state none.
+# Our operation -> the filter with which it resizes if it states none.
 RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
 CROPS = ("torch_center_crop", "central_crop")
-# Operations that other libraries have -> the names of their arguments, in order.
+# Operation that other libraries have too -> the names of its arguments, in order.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(RESIZES, ("size", "method", "antialias")),
     **dict.fromkeys(CROPS, ("size",)),
@@ -25,12 +25,12 @@ class Preparation(NamedTuple):
 
     resize: int | tuple[int, int] | None  # the shorter side, or (height, width); None: not resized
     crop: tuple[int, int] | None
-    method: str  # of FILTERS
+    method: str  # one of FILTERS
     values: tuple[float, float] = (-1.0, 1.0)  # what 0 and 255 become
 
 
 def write_pipe(prepared: Preparation) -> str:
-    """Returns the pipe of operations, pixel for pixel as torchvision with Pillow."""
+    """Returns the pipe of operations for a preparation. It gives the same pixels as torchvision with Pillow."""
     parts = []
     if prepared.resize is not None:
         size = str(prepared.resize).replace(" ", "")
@@ -43,10 +43,12 @@ def write_pipe(prepared: Preparation) -> str:
 
 
 def read_pipe(pipe: str) -> Preparation:
-    """Returns what a pipe does, with the filter of that name in place of TensorFlow's.
+    """Returns how a pipe prepares images. TensorFlow's filter is replaced by Pillow's filter of the same name.
+
+    TensorFlow's filters `area` and `fast` become bilinear.
 
     Raises:
-        UserError: the pipe does something else.
+        UserError: the pipe does something that a `Preparation` cannot state.
     """
     parts = [part.strip() for part in pipe.split("|")]
     calls = [_parse_call(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
@@ -68,15 +70,16 @@ def read_pipe(pipe: str) -> Preparation:
 
 
 def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str:
-    """Returns a pipe that gives images of a size, (height, width), and ends as the given one.
+    """Returns a pipe that gives images of another size and ends with the same operation as the given pipe.
 
-    That is the given one, if it does; else its sizes in proportion, halves rounded up; else, if its operations are
-    others or the aspect ratio changes, a resize.
+    A pipe that gives this size already is returned as it is. Otherwise all sizes in the pipe are scaled in proportion,
+    with halves rounded up. If the pipe's sizes cannot be read or the aspect ratio changes, the new pipe resizes the
+    whole image.
 
     Args:
-        pipe: the operations.
-        before: the size of its images, where that cannot be read from them.
-        size: to give.
+        pipe: the given pipe of operations.
+        before: the size (height, width) of the images that `pipe` gives, for a pipe whose sizes cannot be read.
+        size: the size (height, width) of the images that the new pipe gives.
     """
     try:
         prepared = read_pipe(pipe)
@@ -96,7 +99,7 @@ def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str
 
 
 def _parse_call(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
-    """Returns the operation and the arguments by name of a part of a pipe."""
+    """Returns the operation in a part of a pipe, and name -> value of its arguments."""
     try:
         call: Any = ast.parse(part, mode="eval").body
         name = call.func.id
@@ -114,10 +117,12 @@ def _unsupported(pipe: str) -> UserError:
 def preparation_of(model: Model) -> tuple[Preparation, list[float], list[float]]:
     """Returns how a model's images are prepared, and the mean and standard deviation of their values in [0, 1].
 
-    From values v of its pipe's range the model computes ((v + 1) / 2 - mean) / std of its own: both are combined.
+    The model itself normalises the values v that its pipe gives: ((v + 1) / 2 - mean) / std. The returned mean and
+    standard deviation combine this with the range of the pipe. If the model has no pipe, images are taken to be resized
+    to its resolution.
 
     Raises:
-        UserError: the pipe does something else.
+        UserError: the pipe does something that a `Preparation` cannot state.
     """
     prepared = Preparation(model.image_size, None, "bicubic")
     if model.preprocess is not None:

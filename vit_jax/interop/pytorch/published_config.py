@@ -20,12 +20,12 @@ class PublishedConfig(NamedTuple):
     """What a configuration states of a model.
 
     Attributes:
-        fields: by flat keyword of `vit_jax.create`, those that no array of the file tells.
-        resolution: (height, width) of its images, or None.
-        preprocess: the pipe of operations that prepares its images, or None.
-        class_names: of its logits, or None.
-        loss: that the model was trained with, softmax or sigmoid, or empty.
-        sizes: by flat keyword, what it states of fields that the arrays tell: the key of the file, and the value.
+        fields: flat keyword of `vit_jax.create` -> value, for fields that no array of the file tells.
+        resolution: (height, width) of the model's images, or None.
+        preprocess: the pipe of operations that prepares the images, or None.
+        class_names: the names of the classes in the order of the logits, or None.
+        loss: the loss that the model was trained with, softmax or sigmoid; empty: not stated.
+        sizes: flat keyword -> (key in the configuration, value), for fields that the arrays tell too.
     """
 
     fields: dict[str, Any]
@@ -36,10 +36,10 @@ class PublishedConfig(NamedTuple):
     sizes: Mapping[str, tuple[str, Any]] = MappingProxyType({})
 
     def check_sizes(self, fields: Mapping[str, Any]) -> None:
-        """Compares what is stated with the fields that follow from the arrays.
+        """Compares `sizes` with the fields that follow from the arrays.
 
         Raises:
-            UserError: they differ; names every key.
+            UserError: some values differ. The message names every key.
         """
         differ = [
             f"{key} is {value!r}, not {fields[name]!r}"
@@ -51,13 +51,16 @@ class PublishedConfig(NamedTuple):
 
 
 def read_loss(content: Mapping[str, Any]) -> str:
-    """Returns the loss that `loss_key` has stated in a configuration, or an empty text."""
+    """Returns the loss in a configuration that `loss_key` has put there; empty: there is none."""
     stated = content.get(LOSS_KEY)
     return stated if stated in models.LOSSES else ""
 
 
 def loss_key(model: models.Model) -> dict[str, str]:
-    """Returns the key of a configuration, unknown to its own library, that states the loss of a model's head."""
+    """Returns key -> loss of a model's head, to be added to a configuration; empty if the model has no head.
+
+    The key is ours, and the library that reads the configuration does not know it.
+    """
     return {LOSS_KEY: model.loss} if model.field("num_classes") else {}
 
 
@@ -65,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; an empty one if there is no file.
 
     Raises:
-        UserError: the file contains something else.
+        UserError: the file is too large or contains something else.
     """
     if not path.is_file():
         return {}
@@ -79,7 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stated_kind(folder: Path) -> str | None:
-    """Returns the kind of model that the configuration in a folder states, whichever it is; None if there is none.
+    """Returns words for the kind of model that the configuration in a folder states; None if it states none.
 
     Raises:
         UserError: as `read_json`.
@@ -96,10 +99,10 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 
 def read_int(value: Any, name: str) -> int:
-    """Returns a whole number of at least 1.
+    """Returns a value that must be a whole number of at least 1.
 
     Raises:
-        UserError: it is something else; `name` says where it was.
+        UserError: the value is something else. `name` is its key, for the message.
     """
     if type(value) is not int or not 0 < value < 2**31:
         raise UserError(f"{name} in its configuration must be a whole number above 0, not {value!r}")
@@ -107,14 +110,14 @@ def read_int(value: Any, name: str) -> int:
 
 
 def read_float(value: Any, name: str) -> float:
-    """Returns a number; raises as `read_int`."""
+    """Returns a value that must be a number; raises as `read_int`."""
     if type(value) not in (int, float) or not abs(value) < 1e6:
         raise UserError(f"{name} in its configuration must be a number, not {value!r}")
     return float(value)
 
 
 def read_choice(value: Any, options: Iterable[str], name: str) -> str:
-    """Returns one of the words that vit_jax knows; raises as `read_int`."""
+    """Returns a value that must be one of `options`; raises as `read_int`."""
     known = list(options)
     if value not in known:
         raise UserError(f"{name} in its configuration must be one of {', '.join(known)}, not {value!r}")
@@ -122,16 +125,16 @@ def read_choice(value: Any, options: Iterable[str], name: str) -> str:
 
 
 def colours(value: Any, name: str) -> tuple[float, ...]:
-    """Returns a number for red, green and blue; raises as `read_int`."""
+    """Returns a value that must be three numbers, for red, green and blue; raises as `read_int`."""
     if not isinstance(value, Sequence) or len(value) != 3:
         raise UserError(f"{name} in its configuration must be three numbers, not {value!r}")
     return tuple(read_float(one, name) for one in value)
 
 
 def name_list(names: Any, count: int) -> list[str] | None:
-    """Returns the names of classes from a list, or from a mapping with their indices as keys; None if they do not fit.
+    """Returns the names of `count` classes from a list, or from a mapping whose keys are the indices of the classes.
 
-    Names that only number the classes, as `LABEL_0`, are none.
+    Returns None if the names do not fit, or if they only number the classes, as `LABEL_0` does.
     """
     if isinstance(names, Mapping):
         names = [names.get(str(index)) for index in range(count)] if len(names) == count else None

@@ -7,29 +7,31 @@ from typing import Any, NamedTuple
 from vit_jax import UserError
 from vit_jax.interop.array_shapes import image_sizes, matches, shape_of
 
-LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file holds the trained factors only
+LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file has only the trained factors
 
 
 class Names(NamedTuple):
-    """Names of arrays; those of a block are without the block's name."""
+    """The names of the arrays in a layout. The names inside a block are without the block's name."""
 
     patches: str  # prefix
     cls: str
     registers: str
     position: str
-    blocks: str  # prefix of the index
+    blocks: str  # prefix; the index of the block follows
     layer_scale: str
     widening: str  # the MLP's first kernel
-    narrowing: str  # its second
+    narrowing: str  # the MLP's second kernel
     head: str  # prefix
 
 
 def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """Returns the fields of the model whose arrays have these shapes, but for those of pooling, ResNet and attention.
+    """Returns the fields of the model whose arrays have these shapes.
+
+    The fields of pooling, of a ResNet stem and of attention are left out.
 
     Args:
-        archive: the file.
-        names: of its layout.
+        archive: the arrays of a file.
+        names: the names of the file's layout.
 
     Raises:
         UserError: an array is missing that determines a field.
@@ -62,17 +64,20 @@ def infer_positions(
     given: tuple[int, int] | None,
     stated: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    """Returns the fields of the positions.
+    """Returns the fields of the positions, and the resolution.
+
+    Positions in the file are taken for those of images of the size `stated` if that is possible, else of square images,
+    else of the size `given`. Without positions in the file, the resolution is `given`, else `stated`, else about 224.
 
     Args:
-        archive: the file.
-        names: of its layout.
-        fields: patch_size and registers.
-        given: (height, width) of the images, if the user states it; else they are assumed to be square.
-        stated: that of the configuration beside the file, which is right where the positions may be of it.
+        archive: the arrays of a file.
+        names: the names of the file's layout.
+        fields: the model's patch_size and registers.
+        given: (height, width) of the images as the user states it, or None.
+        stated: (height, width) of the images as the configuration beside the file states it, or None.
 
     Raises:
-        UserError: the positions are not those of square images.
+        UserError: the positions fit none of these sizes.
     """
     patch_size = fields["patch_size"]
     if names.position not in archive:

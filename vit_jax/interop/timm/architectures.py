@@ -1,4 +1,4 @@
-"""The architectures of timm 1.0.31 whose form is one of ours, as `timm_models.csv` lists them.
+"""The architectures of timm 1.0.31 whose form is that of one of our models, as `timm_models.csv` lists them.
 
 `benchmarks.timm_models` writes the file from the models themselves.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vit_jax.models import Model
 
 PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
-FORMS = {  # patterns of the names by what `model_args` cannot change
+FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the patch size
     "plain": r"vit_[a-z]+_patch{0}_\d+",
     "layer_scale": r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2",
     "distilled": r"deit_[a-z]+_distilled_patch{0}_\d+",
@@ -21,7 +21,10 @@ FORMS = {  # patterns of the names by what `model_args` cannot change
 
 
 class Architecture(NamedTuple):
-    """What a name stands for, where a configuration has no other value; of a hybrid, its Transformer."""
+    """The values that the name of an architecture implies unless a configuration states others.
+
+    The values of a hybrid are those of its Transformer.
+    """
 
     num_heads: int
     activation: str
@@ -43,9 +46,10 @@ def find_architecture(name: str) -> Architecture | None:
 
 
 def nearest_name(model: Model) -> str:
-    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` or `DISTILLED` if none has them.
+    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` or `DISTILLED` if none has these sizes.
 
-    A model differs from it only in what timm's `model_args` can state.
+    Of several architectures, the one with the nearest resolution is chosen. The model differs from the architecture
+    only in what timm's `model_args` can state.
     """
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"

@@ -20,7 +20,7 @@ UNIT = r"stages\.(\d{1,3})\.blocks\.(\d{1,3})\."
 
 
 def detect_layout(names: Mapping[str, Any]) -> bool:
-    """Tells whether names of arrays belong to the layout."""
+    """Returns whether arrays with these names have this layout."""
     return {ROOT, "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight", "norm.weight"} <= set(names)
 
 
@@ -28,8 +28,8 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
     """Returns the fields of the model whose arrays have these shapes.
 
     Args:
-        archive: with timm's names.
-        resolution: of the images, if the user states it; else 224, since no array depends on it.
+        archive: the arrays of a file, by timm's names.
+        resolution: the resolution of the images, if it is stated; None: 224, since no array depends on it.
     """
     head = f"{HEAD}weight"
     return {
@@ -43,7 +43,7 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
 
 
 def read_layout(archive: Archive, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a model by our names; `shapes` are theirs.
+    """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -64,7 +64,7 @@ def to_layout(params: dict[str, Any], spec: BitSpec) -> dict[str, np.ndarray]:
 
 
 def parameter_table(spec: BitSpec) -> ParameterTable:
-    """Returns the arrays of the layout that the parameters of a model consist of."""
+    """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
     table = norm_leaves("norm", "norm.")
     table["root/conv/kernel"] = Leaf(ROOT, arrange=convolution)
     for stage, unit, suffix in mapping.convolutions(spec.stages):
@@ -80,7 +80,15 @@ def parameter_table(spec: BitSpec) -> ParameterTable:
 
 
 def convolution_leaves(ours: str, theirs: str, suffix: str, conv: str, norm: str) -> ParameterTable:
-    """Returns the arrays of a convolution of a ResNet and of the norm that goes with it."""
+    """Returns the table of one convolution of a ResNet and of its norm.
+
+    Args:
+        ours: our name of the unit.
+        theirs: the prefix of the unit's names in the file.
+        suffix: the end of our names of the convolution and of the norm.
+        conv: the name of the convolution in the file.
+        norm: the name of the norm in the file.
+    """
     kernel = Leaf(f"{theirs}{conv}.weight", arrange=convolution)
     return {f"{ours}/conv{suffix}/kernel": kernel} | norm_leaves(f"{ours}/norm{suffix}", f"{theirs}{norm}.")
 

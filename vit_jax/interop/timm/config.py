@@ -1,4 +1,4 @@
-"""timm's `config.json`: what it states of a model, and the one of a model of ours.
+"""timm's `config.json`: reads what it states of a model, and writes one for a model of ours.
 
 Keys: huggingface/pytorch-image-models, timm/models/_hub.py (save_config_for_hf), timm/data/config.py and
 timm/data/transforms_factory.py.
@@ -29,7 +29,7 @@ from vit_jax.models import Model
 
 ACTIVATIONS = ("gelu", "gelu_tanh")  # timm's words are ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}  # timm's word -> ours
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration has none
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration states none
 DEFAULT_CROP = 0.875
 FIRST = {"resnet": "patch_embed.backbone.stem.conv", "patches": "patch_embed.proj", None: "stem.conv"}
 # Architectures of the hybrids, by the units of the ResNet's stages; other arguments are stated.
@@ -40,11 +40,11 @@ HYBRIDS = {
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
 BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
-GATED = "vit_giant_patch14_dinov2"  # the class of its MLP cannot be stated
+GATED = "vit_giant_patch14_dinov2"  # has the MLP of SwiGLU, which `model_args` cannot state
 
 
 def read_folder(folder: Path) -> PublishedConfig:
-    """Returns what the configuration in a folder states: nothing if there is none, or if it is not timm's.
+    """Returns what the configuration in a folder states; nothing if there is none or it is not timm's.
 
     Raises:
         UserError: as `read_config`.
@@ -57,7 +57,7 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     """Returns what a configuration states.
 
     Raises:
-        UserError: a value has another type, or the model is one that vit_jax does not compute.
+        UserError: a value has a wrong type, or vit_jax does not compute the model.
     """
     source, args = _dict(content.get("pretrained_cfg")), _dict(content.get("model_args"))
     architecture = find_architecture(str(content["architecture"]))
@@ -82,7 +82,10 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
 
 
 def read_name(path: Path, width: int) -> PublishedConfig:
-    """Returns what the name of a file or of its folder states, if it is that of an architecture of this width."""
+    """Returns what the name of a file, or else of its folder, states as the name of a timm architecture.
+
+    Returns nothing if neither name is that of an architecture of this width.
+    """
     for name in (path.name, path.parent.name):
         architecture = find_architecture(name)
         if architecture and architecture.width == width:
@@ -91,7 +94,7 @@ def read_name(path: Path, width: int) -> PublishedConfig:
 
 
 def _read_sizes(content: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Returns what a configuration states of the shapes of arrays."""
+    """Returns our field -> (key, value), for what a configuration states although the arrays tell it too."""
     keys = {"width": "embed_dim", "depth": "depth", "patch_size": "patch_size", "registers": "reg_tokens"}
     sizes = {name: (key, args[key]) for name, key in keys.items() if args.get(key) is not None}
     if isinstance(args.get("patch_size"), list) and len(set(args["patch_size"])) == 1:
@@ -104,7 +107,7 @@ def _dict(value: Any) -> Mapping[str, Any]:
 
 
 def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None:
-    """Returns the pipe of an evaluation; None for one that no pipe of ours equals (borders around the image)."""
+    """Returns the pipe of timm's evaluation; None if no pipe of ours equals it, as with borders around the image."""
     crop = read_float(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
     method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
     if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
@@ -117,7 +120,10 @@ def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None
 
 
 def _read_names(content: Mapping[str, Any]) -> list[str] | None:
-    """Returns the descriptions of the classes where each has another one, else their names."""
+    """Returns the descriptions of the classes if each class has one and all differ, else the names of the classes.
+
+    Returns None if there are no usable names.
+    """
     count = content.get("num_classes")
     names = content.get("label_names") or _dict(content.get("pretrained_cfg")).get("label_names")
     listed = name_list(names, count) if isinstance(count, int) else None
@@ -129,7 +135,7 @@ def _read_names(content: Mapping[str, Any]) -> list[str] | None:
 
 
 def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns the content of `config.json` for a model that `timm_layout` can write.
+    """Returns `config.json` -> its content, for a model that `timm.layout` can write.
 
     Raises:
         UserError: timm has no architecture like the model, or cannot state its preprocessing.
@@ -142,7 +148,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
     args: dict[str, Any] = {
         "img_size": [height, width],
-        "patch_size": model.vit.stem.kernel_size,  # of a hybrid in features
+        "patch_size": model.vit.stem.kernel_size,  # of a hybrid, in positions of the feature map
         "embed_dim": value("width"),
         "depth": value("depth"),
         "num_heads": value("num_heads"),
@@ -156,7 +162,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
         "qk_norm": value("qk_norm"),
         "init_values": value("layer_scale") or None,
     }
-    if not value("distilled_head"):  # whose class has the distillation token besides
+    if not value("distilled_head"):  # timm's class has the distillation token besides
         args["reg_tokens"] = value("registers")
     if not swiglu:
         args["act_layer"] = value("activation")
@@ -170,7 +176,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
 
 
 def _bit_files(model: Model) -> dict[str, str]:
-    name = models.model_name(model.values)  # of these sizes, which the model's own name may not be
+    name = models.model_name(model.values)  # the name of these sizes, which the model's own name may not be
     if name not in BITS:
         raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
     return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
@@ -223,6 +229,6 @@ def _classifier(model: Model) -> str | list[str]:
 
 
 def _crop_share(target: int, side: int) -> float:
-    """Returns the share of `side` that `target` is, such that timm's division gives `side` again."""
+    """Returns about `target / side`, such that `floor(target / share)`, as timm computes it, is `side`."""
     share = target / side
     return share if math.floor(target / share) == side else target / (side + 0.5)

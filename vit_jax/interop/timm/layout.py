@@ -2,7 +2,7 @@
 read and written.
 
 Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
-vision_transformer_hybrid.py; older ones: facebookresearch/deit and dinov2.
+vision_transformer_hybrid.py. Source of older names: facebookresearch/deit and dinov2.
 """
 
 import math
@@ -40,7 +40,7 @@ NAMES = torch_fields.Names(
 )
 BACKBONE = "patch_embed.backbone."
 DISTILLATION_TOKEN, DISTILLED_HEAD = "dist_token", "head_dist."  # of VisionTransformerDistilled
-# What that class computes of what a VisionTransformer does: our field -> values.
+# Where that class computes less than a VisionTransformer does: our field -> the values that it computes.
 DISTILLED = {
     "registers": (1,),
     "position": ("learned",),
@@ -57,9 +57,9 @@ OLDER_NAMES = (
     (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
     (r"^(blocks\.\d+\.mlp\.)w3\.", r"\1fc2."),
 )
-IGNORED = "mask_token"  # of DINOv2's training
+IGNORED = "mask_token"  # only DINOv2's training uses it
 
-# What the arrays or the configuration state, or `_unsupported` judges; a model is refused if another field differs.
+# Fields that the arrays or the configuration state or `_unsupported` checks. Any other field must have its default.
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
     *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
@@ -67,23 +67,23 @@ STATED = (
     *("stem", "stem_epsilons", "stages", "distilled_head"),
 )
 
-# Of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
+# The values of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
 DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
 
 
 def detect_form(names: Mapping[str, Any]) -> str | None:
-    """Returns "vit" or "bit", the kind of model whose arrays have these names in the layout, or None."""
+    """Returns "vit" or "bit" if arrays with these names are a ViT or a BiT in this layout, else None."""
     return "bit" if bit_layout.detect_layout(names) else "vit" if detect_layout(names) else None
 
 
 def detect_layout(names: Mapping[str, Any]) -> bool:
-    """Tells whether names of arrays belong to the layout of ViTs."""
+    """Returns whether arrays with these names have the layout of ViTs."""
     wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
     return wanted <= {rename(name, OLDER_NAMES) for name in names}
 
 
 def width_of(file: Archive) -> int:
-    """Returns the width of a file of a ViT."""
+    """Returns the width of the ViT in a file."""
     return array_shapes.shape_of(renamed(file), f"{NAMES.patches}weight")[0]
 
 
@@ -99,15 +99,15 @@ def infer_fields(
     What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
 
     Args:
-        file: with timm's names, current or older.
-        form: as detected.
-        resolution: of the images, if the user states it; else the positions are assumed to be those of square images.
-        num_heads: as the user states it; a file only tells it where queries are normalised.
-        stated: (height, width) of the images in the configuration beside the file.
+        file: the arrays of a file, by timm's current or older names.
+        form: what `detect_form` returned.
+        resolution: the resolution that the user states, or None; see `torch_fields.infer_positions`.
+        num_heads: the number of heads that is stated. It is only needed where the file has no norms of queries.
+        stated: (height, width) of the images in the configuration beside the file, or None.
 
     Raises:
-        UserError: the number of heads is not known, an array is missing that determines a field, the positions are not
-            those of square images, or a distillation token has no head.
+        UserError: the number of heads is not known, an array is missing that determines a field, the positions fit
+            no image size, or a distillation token has no head.
     """
     if form == "bit":
         return bit_layout.infer_fields(file, stated if resolution is None else image_size(resolution))
@@ -145,7 +145,7 @@ def infer_fields(
 
 
 def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a hybrid's ResNet; none for other models."""
+    """Returns the fields of a hybrid's ResNet; an empty dict for other models."""
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
     if not root:
         return {}
@@ -162,7 +162,7 @@ def renamed(file: Archive) -> RenamedArchive:
 
 
 def read_layout(file: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns the parameters of a ViT or of a BiT by our names; `shapes` are theirs.
+    """Returns our name -> parameter of a ViT or of a BiT; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
@@ -182,14 +182,14 @@ def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np
         return bit_layout.to_layout(params, spec)
     mapping.refuse("timm", _unsupported(spec) | _unsupported_beside_two_heads(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
-        # The class token has a position, the registers have none: a model only ever uses the sum.
+        # The class token has a position, the registers have none: a model only ever uses the sum of token and position.
         first, rest = np.split(np.asarray(params["position"]), [1])
         params = params | {"cls": np.asarray(params["cls"]) + first[0], "position": rest}
     return mapping.file_views(parameter_table(spec), params, prefix="")
 
 
 def _unsupported(spec: ModelSpec) -> dict[str, bool]:
-    """Returns what timm's model does not compute, and whether this model does."""
+    """Returns feature that timm's model does not compute -> whether this model has it."""
     return mapping.unstated_values(spec, STATED) | {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
         f"positions with position_place {spec.position.place}": spec.position.place != "stem",
@@ -207,7 +207,7 @@ def _unsupported(spec: ModelSpec) -> dict[str, bool]:
 
 
 def _unsupported_beside_two_heads(spec: ModelSpec) -> dict[str, bool]:
-    """Returns what the class with a second head does not compute, and whether this model, if it has one, does."""
+    """Returns feature that timm's class with two heads does not compute -> whether this model has it and two heads."""
     value = Model("", spec).field
     return {
         f"{name} {value(name)} with a second head": spec.head.distilled and value(name) not in computed
@@ -216,7 +216,7 @@ def _unsupported_beside_two_heads(spec: ModelSpec) -> dict[str, bool]:
 
 
 def parameter_table(spec: ModelSpec) -> ParameterTable:
-    """Returns the arrays of the layout that the parameters of a model consist of."""
+    """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
     table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
     table |= patch_leaves(NAMES.patches, spec.stem.bias)
     if spec.class_rows:
@@ -242,7 +242,7 @@ def parameter_table(spec: ModelSpec) -> ParameterTable:
 
 
 def _block_table(spec: ModelSpec) -> ParameterTable:
-    """Returns the arrays of one block."""
+    """Returns the table of one block, without the block's name."""
     table = norm_leaves("norm1", "norm1.") | norm_leaves("norm2", "norm2.")
     table |= dense_leaves("attention/qkv", "attn.qkv.") | merging_leaves("attention/out", "attn.proj.")
     if spec.attention.qk_norm:
@@ -254,7 +254,7 @@ def _block_table(spec: ModelSpec) -> ParameterTable:
 
 
 def _map_table() -> ParameterTable:
-    """Returns the arrays of attention pooling; keys and values are one array of the file."""
+    """Returns the table of attention pooling. Keys and values are one array of the file."""
     table: ParameterTable = {"map_head/probe": Leaf("attn_pool.latent", ones=2)}
     for ours, theirs in {"query": "q", "key": "kv", "value": "kv"}.items():
         table |= dense_leaves(f"map_head/attention/{ours}", f"attn_pool.{theirs}.")

@@ -28,7 +28,7 @@ class Timeline:
     exposed: float = 0.0
 
     def run(self, cycles: float) -> None:
-        """Adds an operation."""
+        """Adds an operation that takes `cycles` cycles."""
         self.now += cycles
 
     def start(self, name: str, cycles: float) -> None:

@@ -100,7 +100,7 @@ class _Core:
         """Executes a schedule from its first bundle to its last.
 
         Raises:
-            ValueError: it takes more than `MAX_STEPS` bundles with scalar instructions.
+            ValueError: the schedule executes more than `MAX_STEPS` bundles with scalar instructions.
         """
         events = sorted({*bundles.scalar, bundles.count})
         after = dict(zip(events, [*events[1:], bundles.count], strict=True))
