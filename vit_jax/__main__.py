@@ -1,4 +1,4 @@
-"""All commands by one door: `vit-jax NAME ...` or `python -m vit_jax NAME ...` is `python -m vit_jax.NAME ...`."""
+"""One entry point for all commands: `vit-jax NAME ...` or `python -m vit_jax NAME ...` runs the module of a command."""
 
 import ast
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vit_jax import UserError, choose, ignore_closed_stdout, tell
 
-# The names, in the order in which they are shown -> the modules.
+# Name of a command -> its module in vit_jax, in the order in which they are shown.
 COMMANDS = {
     "train": "main",
     "evaluate": "evaluate",
@@ -30,7 +30,7 @@ HEAD = "usage: vit-jax COMMAND ...; vit-jax COMMAND --help says more"
 
 
 def main() -> None:
-    """Runs the command that this process was given, and shows all of them if it was given none."""
+    """Runs the command that the command line names, or lists all commands if it names none."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("--help", "-h"):
         with ignore_closed_stdout():
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def summary(module: str) -> str:
-    """Returns the first sentence of a module's documentation, without importing it."""
+    """Returns the first paragraph of a module's docstring as one line, without importing the module."""
     text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")))
     return (text or "").partition("\n\n")[0].replace("\n", " ")
 

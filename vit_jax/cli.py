@@ -24,24 +24,24 @@ TERMINATED = "terminated", signal.SIGTERM
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: files are closed and worker processes are ended on the way out."""
+    """Raised when SIGTERM arrives, so that files are closed and worker processes are ended on the way out."""
 
 
 def terminate(number: int, frame: Any) -> None:
-    """Handles SIGTERM."""
+    """Handles SIGTERM: raises `Terminated`."""
     raise Terminated
 
 
 def run(command: Callable[[list[str]], None], again: str = "", reports: bool = False) -> None:
     """Calls a command with this process's arguments and ends the process.
 
-    `again` is a sentence on what the same command does when it is run again after an interruption. A note that the
-    command adds to the interruption is printed instead: it knows what is saved. A command that only `reports` ends
-    quietly when nobody reads stdout any more.
+    `again` is a sentence on what the same command does when it is run again after an interruption. If the command has
+    added a note to the exception, that note is printed instead, because the command knows what is saved. With
+    `reports`, the command ends quietly when the reader of its stdout closes it.
 
     Exit codes: 0 done; 1 a non-finite loss, or an internal error with its traceback;
-    2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. All others
-    end with a sentence.
+    2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. Before every
+    code but 0, a sentence is printed; an internal error of a single process prints only its traceback.
     """
     quiet_libraries()
     skip_absent_tpu()
@@ -94,8 +94,8 @@ def quiet_libraries() -> None:
 def skip_absent_tpu() -> None:
     """Keeps jax from starting libtpu on a machine without a TPU, where it would print errors at every start.
 
-    There libtpu is installed to compile for TPUs of other machines. Nothing changes where a TPU seems to be present or
-    JAX_PLATFORMS names it; cluster detection of jax is never affected.
+    On such a machine, libtpu is installed only to compile for TPUs of other machines. Nothing changes if a TPU seems to
+    be present or JAX_PLATFORMS names it. The cluster detection of jax is never affected.
     """
     if has_tpu() or "tpu" in (jax.config.jax_platforms or ""):
         return
@@ -106,13 +106,13 @@ def no_tpu() -> None:
     """Replaces the start of libtpu.
 
     Raises:
-        RuntimeError: as every backend that does not start; jax then skips it.
+        RuntimeError: always, like every backend that cannot start; jax then skips it.
     """
     raise RuntimeError("no TPU found on this machine; JAX_PLATFORMS=tpu lets libtpu look for one")
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs for the next run, in the cache of this user.
+    """Keeps compiled programs for the next run, in the cache of this user or where `jax_compilation_cache_dir` says.
 
     Raises:
         UserError: the cache cannot be written to.
@@ -125,7 +125,7 @@ def use_compilation_cache() -> None:
 
 
 def join_hosts() -> None:
-    """Joins the other hosts and keeps compiled programs, without supervision.
+    """Joins the other hosts without supervising them, and keeps compiled programs.
 
     Raises:
         UserError: see `distributed.join_cluster`.
@@ -136,7 +136,7 @@ def join_hosts() -> None:
 
 @contextlib.contextmanager
 def supervised() -> Iterator[Supervisor]:
-    """Joins the other hosts and supervises what is done with them; keeps compiled programs.
+    """Joins the other hosts, supervises what is done inside, and keeps compiled programs. Yields the supervisor.
 
     Raises:
         UserError: see `distributed.join_cluster`.

@@ -8,8 +8,8 @@ def align(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[st
     """Returns a line for each row of cells, all columns as wide as their widest cell and two spaces apart.
 
     Args:
-        rows: as many cells in each.
-        right: the columns whose cells are aligned on the right, from 0.
+        rows: the rows, each with the same number of cells.
+        right: the numbers, from 0, of the columns whose cells are aligned on the right.
     """
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -21,6 +21,6 @@ def align(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[st
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown of a head and lines, ended by a line break."""
+    """Returns a table in Markdown that ends with a line break. The first of `lines` is its head."""
     head, *rest = [re.sub(" +", " ", f"| {' | '.join(line)} |") for line in lines]
     return "\n".join([head, f"|{'---|' * len(lines[0])}", *rest]) + "\n"

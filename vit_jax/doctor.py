@@ -55,7 +55,7 @@ def main(argv: list[str], checks: Sequence[Callable[[], Iterable[Finding]]] = CH
 
 
 def format_json(finding: Finding) -> str:
-    """Returns a finding as one line of JSON; `told`, the name of `message` in earlier versions, stays."""
+    """Returns a finding as one line of JSON. The message also stands under `told`, its name in earlier versions."""
     return json.dumps(dataclasses.asdict(finding) | {"told": finding.message})
 
 

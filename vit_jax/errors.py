@@ -85,10 +85,12 @@ def user_errors(what: str, *kinds: type[Exception], advice: str = "") -> Iterato
 
 @contextlib.contextmanager
 def errors_of(subject: str) -> Iterator[None]:
-    """Adds to a `UserError` inside what it is of: "`subject`: sentence". A value after = is not repeated.
+    """Puts a subject before the sentence of a `UserError` that is raised inside: "`subject`: sentence".
+
+    If the subject is NAME=VALUE and the sentence begins with "VALUE: ", this beginning is removed first.
 
     Raises:
-        UserError: in place of one that is raised inside.
+        UserError: in place of the one that is raised inside.
     """
     try:
         yield
@@ -98,13 +100,13 @@ def errors_of(subject: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Returns what went wrong in one line: without the number and the path of an `OSError`."""
+    """Returns the first line of an error's message; of an `OSError`, the text without its number and path."""
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
     return text.rstrip(".") or type(error).__name__
 
 
 def round_up(value: float, digits: int) -> str:
-    """Returns a positive number rounded up to so many significant digits, for amounts that must suffice."""
+    """Returns a positive number rounded up to `digits` significant digits, for amounts that must suffice."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12))  # 0.1 is 0.1, not 0.11
     return f"{rounded / scale:.{digits + 1}g}"
@@ -150,7 +152,7 @@ def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_
 
 
 def nearest_path(path: Path) -> Path | None:
-    """Returns the existing path that one which does not exist probably stands for, or None."""
+    """Returns the existing path that `path`, which does not exist, was probably meant to be, or None."""
     existing, suffix = Path(path.anchor), path.suffix
     for part in path.relative_to(path.anchor).parts:
         try:

@@ -10,8 +10,8 @@ Examples:
   an evaluation of the run, by its name: test
   a kind of evaluation, on the data of the run or on others: fewshot, knn:source=tfds:cifar10
   a recipe, all of whose evaluations are meant: configs/cifar10.py
-docs/fields.md lists the fields of each kind with their defaults. A field of one value
-that is given several, as source above, stands for one evaluation with each.
+docs/fields.md lists the fields of each kind with their defaults. If a field that takes one
+value is given several, as source above, there is one evaluation for each of them.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from vit_jax.machine import count_cores
 
 
 class Evaluated(NamedTuple):
-    """Metrics of a model, and what they are of.
+    """The metrics of a model, and what identifies its weights and the data.
 
     Attributes:
-        metrics: by name; for a checkpoint of a run, its `step` too.
-        about: `weights`, a digest of them, and `evals`: name -> `data.identify_evals`.
+        metrics: name -> value. For a checkpoint of a run, its `step` too.
+        about: `weights`, a digest of the weights, and `evals`, what `data.identify_evals` returns.
     """
 
     metrics: dict[str, float]
@@ -43,7 +43,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(path: str | Path, *args: Any, **options: Any) -> dict[str, float]:
-    """Returns the metrics of a model; takes and raises what `evaluate_model` does."""
+    """Returns the metrics of a model: name -> value. Takes and raises what `evaluate_model` does."""
     return evaluate_model(path, *args, **options).metrics
 
 
@@ -61,22 +61,22 @@ def evaluate_model(
     save: str | None = None,
     save_dir: str | Path = ".",
 ) -> Evaluated:
-    """Returns the metrics of a model, and what they are of.
+    """Returns the metrics of a model, and what identifies its weights and the data.
 
     Args:
         path: a run's folder, local or remote, whose newest checkpoint is meant; or anything that `vit_jax.load` reads.
             Nothing is written there.
-        best: of a run, the best checkpoint kept instead of the newest.
-        fsdp: devices to split the weights over.
-        source: where the data lie now, as `config.data.source`, if they have moved; the data of weights without a run.
+        best: whether to evaluate the best checkpoint that a run kept, not its newest; only for a run.
+        fsdp: the number of devices to split the weights over.
+        source: the data, as `config.data.source`: their new place if a run's data have moved; for weights, the data.
         batch: images per step over all devices, rounded up to a multiple of their number; None: see `choose_batch`.
         workers: processes that read and decode, 0: threads of this one; None: see `set_workers`.
-        split: evaluated by the run's first evaluation, after which the metrics stay named; None: all its evaluations on
-            their own splits.
+        split: the split for the run's first evaluation, which is then the only one and names the metrics; None: all its
+            evaluations on their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
         save: features, predictions, confusion or mistakes; see `evals.save_outputs`.
-        save_dir: the folder to write them to.
+        save_dir: the folder to write these to.
 
     Raises:
         UserError: there is no such model, or no such checkpoint of the run yet, the data or the split is absent, or a
@@ -110,8 +110,9 @@ def evaluate_model(
 
 
 def set_workers(config: ConfigDict, asked: int | None) -> None:
-    """Sets the worker processes that are asked for, or else the run's, but not more than cores here; none if the cores
-    also compute.
+    """Sets `config.data.workers` to `asked`, or if that is None to the run's number, but not more than the cores here.
+
+    With None on a CPU backend it is 0, because the cores also compute.
     """
     cores = count_cores()
     chosen = 0 if jax.default_backend() == "cpu" else min(data.choose_workers(config.data.workers, cores), cores)
@@ -177,17 +178,17 @@ def main(argv: list[str]) -> None:
 
 
 def finite(value: float | str) -> float | str | None:
-    """Returns a value of a row, or None for a number that JSON has not: infinite, or none."""
+    """Returns a value of a row, or None for a number that JSON cannot state: an infinity or NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_list(row: dict[str, float | str]) -> str:
-    """Returns a line for each value, after its name."""
+    """Returns a line for each value, with its name before it."""
     return "\n".join(f"{name:20} {format_value(value)}" for name, value in row.items())
 
 
 def format_table(rows: Sequence[dict[str, float | str]]) -> str:
-    """Returns a line for each row under a line of names; what a row lacks is left blank."""
+    """Returns a line for each row, under a line of names. A value that a row lacks is left blank."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([format_value(row[name]) if name in row else "" for name in names] for row in rows)]
     return "\n".join(align(cells))

@@ -5,7 +5,7 @@ Example:
     --config.init_from=ViT-B/16-imagenet21k --config.data.data_dir=data/tensorflow_datasets
 
   --table=2|5|6  5: all data sets at 384 pixels; 2: ImageNet as with polyak=yes in the recipe, and three seeds; 6: as 5,
-             of a run of configs/studies/compute.py
+             from a run of configs/studies/compute.py
   --datasets=NAME,...  some of them [imagenet2012,cifar10,cifar100,oxford_iiit_pet,oxford_flowers102]
   --seeds=SEED,...  of the runs on the whole training split [0,1,2 for Table 2, else 0]
   --config   as for vit_jax.main, without dataset= and split= in the argument; --config.KEY=VALUE too
@@ -53,12 +53,12 @@ class Request:
     """What a command line asks for.
 
     Attributes:
-        table: of the paper, "2", "5" or "6".
-        datasets: their names.
-        seeds: of the runs on the whole training split, with commas between them.
-        recipe: the file and its argument.
+        table: the number of the paper's table, "2", "5" or "6".
+        datasets: the names of the data sets.
+        seeds: the seeds of the runs on the whole training split, separated by commas.
+        recipe: the file of the recipe and its argument, FILE.py:TEXT.
         workdir: the folder of all runs.
-        words: other flags, of every run.
+        words: the other flags, which every run gets.
     """
 
     table: str
@@ -74,13 +74,13 @@ class Row:
     """The result on one data set.
 
     Attributes:
-        dataset: its name.
-        chosen: the values of the fields that were varied, of the best combination.
-        held_out: its accuracy on the held-out part of the training split; None: every combination diverged.
-        mean: of the accuracies on the test split over the seeds; None: a run diverged.
-        std: their standard deviation, see `vit_jax.sweep.Average`.
-        runs: number of seeds.
-        paper: what the paper states for these weights.
+        dataset: the name of the data set.
+        chosen: the best combination: the values of the fields that were varied.
+        held_out: the accuracy of `chosen` on the held-out part of the training split; None: every combination diverged.
+        mean: the mean over the seeds of the accuracies on the test split; None: a run diverged.
+        std: the standard deviation of these accuracies, see `vit_jax.experiments.sweep_table.Average`.
+        runs: the number of seeds; 0 if every combination diverged.
+        paper: what the paper states for these weights; None: nothing.
     """
 
     dataset: str
@@ -115,10 +115,10 @@ def parse_request(argv: list[str]) -> Request:
 
 
 def list_trials(request: Request, dataset: str) -> list[Combination]:
-    """Returns the runs among which the learning rate is chosen.
+    """Returns the runs on a data set among which the learning rate is chosen.
 
     Raises:
-        UserError: see `vit_jax.sweep.list_combinations`.
+        UserError: see `vit_jax.experiments.list_combinations`.
     """
     polyak = ",polyak=yes" if (request.table, dataset) == ("2", "imagenet2012") else ""
     colon = "," if ":" in request.recipe else ":"
@@ -136,13 +136,17 @@ def list_trials(request: Request, dataset: str) -> list[Combination]:
 
 
 def list_all_trials(argv: list[str]) -> list[Combination]:
-    """Returns the runs of `list_trials` on all data sets that a command line asks for; raises as both parts do."""
+    """Returns the runs of `list_trials` on all data sets that a command line asks for.
+
+    Raises:
+        UserError: see `parse_request` and `list_trials`.
+    """
     request = parse_request(argv)
     return [trial for dataset in request.datasets for trial in list_trials(request, dataset)]
 
 
 def find_missing(request: Request) -> dict[str, str]:
-    """Returns, for each data set that is not here, a sentence that says how to prepare it.
+    """Returns data set -> sentence on how to prepare it, for each data set that is not here.
 
     Raises:
         UserError: a configuration is wrong or the workdir holds other runs; or no data set is here.
@@ -162,7 +166,7 @@ def finetune(request: Request, dataset: str, train: Train = train_combinations) 
     """Trains what is left to train on a data set, and returns the result.
 
     Raises:
-        UserError: see `vit_jax.sweep.train_combinations`.
+        UserError: see `vit_jax.experiments.train_combinations`.
     """
     trials = list_trials(request, dataset)
     averages = average_seeds(train(trials))
@@ -190,7 +194,7 @@ def format_rows(rows: list[Row]) -> str:
 
 
 def format_percent(value: float | None) -> str:
-    """Returns a fraction in percent, or a dash."""
+    """Returns a fraction in percent with two decimals, or a dash for None."""
     return "-" if value is None else f"{100 * value:.2f}"
 
 

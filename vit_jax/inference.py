@@ -19,7 +19,7 @@ Batch: TypeAlias = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-    """Jitted functions of a model's parameters, and the shapes and shardings of these; nothing is allocated yet.
+    """The jitted functions of a model, and the shapes and shardings of its parameters. Nothing is allocated yet.
 
     A batch of an evaluation has `image`, `label` and `mask`.
 
@@ -28,14 +28,14 @@ class Inference:
         model: the network, with the variants chosen for the mesh's platform.
         task: the objective.
         params: shapes of the parameters.
-        params_shardings: their shardings.
+        params_shardings: shardings of the parameters.
         batch_sharding: the sharding of arrays with a leading batch dimension.
         predict: (params, images) -> logits.
         eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Task.metric_sums`.
         features: (params, batch of an evaluation) -> (`pre_logits`, float32 [batch, width], labels), whole on every
             host.
         logits: (params, batch of an evaluation) -> (logits, float32 [batch, classes], labels), whole on every host.
-        compiler_options: under which all functions are compiled.
+        compiler_options: the options under which all functions are compiled.
     """
 
     mesh: Mesh
@@ -56,7 +56,7 @@ def make_inference(
 ) -> Inference:
     """Returns the functions of a model whose parameters have the shapes of `params`.
 
-    Without a task, it is the one that the model has learnt.
+    If `task` is None, it is the task that the model has learnt (`tasks.task_of_model`).
 
     Raises:
         UserError: the model cannot be split over the mesh, or the compiler rejects an option.

@@ -39,10 +39,10 @@ def look(
     Args:
         checkpoint: anything that `vit_jax.load` reads.
         images: files, local or remote, 1 or more.
-        folder: to write to.
-        top: classes shown of each image.
+        folder: the folder to write to.
+        top: the number of classes to show for each image, from the most probable.
         batch: images at a time over all devices, rounded up to a multiple of their number; None: chosen.
-        saliency: also the gradient of each image's first class, which takes twice the time of all else.
+        saliency: whether to show also the gradient of each image's first class, which takes twice the time of all else.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, a number is too small, the folder cannot be written to, or
@@ -96,7 +96,7 @@ def examine(
 
 
 def read_images(images: Sequence[str | Path | np.ndarray], preprocess: str) -> Iterator[np.ndarray]:
-    """Yields preprocessed images; on a terminal, says how many are read."""
+    """Yields preprocessed images. If stderr is a terminal, prints how many have been read."""
     for number, image in enumerate(images, 1):
         yield data.load_image(image, preprocess)
         if sys.stderr.isatty():

@@ -57,8 +57,9 @@ from vit_jax.hardware import (
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem
 
-STEPS = 240  # as many of the longest would take all the time
-# Name -> what measures, and its share of the time; what one does not need is left to those that follow.
+STEPS = 240  # a training step may last 1 / STEPS of all the time
+# Name of a section -> (the function that measures it, its share of the time). Time that a section does not need is left
+# to the sections after it.
 SECTIONS: dict[str, tuple[Callable[[Bench], Iterator[Row]], float]] = {
     "products": (measure_products, 0.04),
     "memory": (measure_memory, 0.04),
@@ -109,9 +110,9 @@ def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None
 
     Args:
         bench: what is measured on.
-        record: what was measured before.
-        seconds: that the rest may take.
-        earlier: of another time, beside whose rows those are laid of which nothing better is known.
+        record: what was measured before; its sections are not measured again.
+        seconds: the time that the missing sections may take.
+        earlier: a record of another time, or None. Its rows are the predictions of rows for which no better is known.
     """
     end = time.monotonic() + seconds
     yield record
@@ -132,7 +133,10 @@ def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None
 
 
 def measured_rows(function: Callable[[Bench], Iterator[Row]], bench: Bench) -> Iterator[Row]:
-    """Yields the rows of a section, of each the worst of all hosts; one that says so if the devices fail."""
+    """Yields the rows of a section. Of several hosts' rows for one quantity, the worst is yielded.
+
+    If the devices fail, a last row says so.
+    """
 
     def own_rows() -> Iterator[Row]:
         try:
@@ -148,7 +152,10 @@ def measured_rows(function: Callable[[Bench], Iterator[Row]], bench: Bench) -> I
 
 
 def beside_earlier(row: Row, earlier: Row | None) -> Row:
-    """Returns a row beside an earlier one, if nothing or only a bound was known of it."""
+    """Returns a row with the measured value of an earlier row as its prediction.
+
+    The row is returned unchanged if `earlier` has no value, or if the row has a prediction that is not just a bound.
+    """
     if earlier is None or earlier.measured is None or (row.predicted is not None and row.kind != "bound"):
         return row
     return dataclasses.replace(row, predicted=earlier.measured, source="an earlier record", kind="limit")
@@ -166,10 +173,10 @@ def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record
 
 @contextlib.contextmanager
 def shared_folder(coordinator: Coordinator, out: str) -> Iterator[str | None]:
-    """Yields a new folder in another one, which is removed at the end; None if there are hosts that do not see it.
+    """Yields the path of a new folder in `out`, which is removed at the end, or None if some host does not see it.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the folder cannot be made.
     """
     folder = filesystem.join_path(out, coordinator.all_gather("the folder", f"measure-{secrets.token_hex(4)}")[0])
     remote = filesystem.is_remote(folder)
@@ -188,7 +195,7 @@ def shared_folder(coordinator: Coordinator, out: str) -> Iterator[str | None]:
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Makes the compiler compile all anew, so that it can be timed."""
+    """Makes the compiler compile everything anew inside, so that it can be timed."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     try:

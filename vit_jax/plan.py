@@ -78,8 +78,8 @@ def choose_faults(args: argparse.Namespace) -> Faults:
     """Returns the failures to plan for.
 
     Raises:
-        UserError: they are asked for without a training run on TPUs, their rate is not positive, or the run that is to
-            tell what a restart costs does not.
+        UserError: failures are asked for without a training run on TPUs, their rate is not positive, or the run that
+            `--measured` names does not show how long a restart takes.
     """
     if (args.failures is not None or args.measured) and (args.inference or not args.topology):
         raise UserError("--failures and --measured are of a training run on a --topology; omit them here.")
@@ -95,10 +95,10 @@ def choose_faults(args: argparse.Namespace) -> Faults:
 
 
 def make_folder_of(file: str) -> None:
-    """Makes the folder of a file that is to be drawn.
+    """Makes the folder of a file that will be drawn later.
 
     Raises:
-        UserError: it cannot be made, or matplotlib is missing.
+        UserError: the folder cannot be made, or matplotlib is missing.
     """
     with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write {file}"):
         analysis.plot  # noqa: B018
@@ -106,10 +106,11 @@ def make_folder_of(file: str) -> None:
 
 
 def show_inference(args: argparse.Namespace, words: list[str]) -> None:
-    """Prints the speed and the largest batch of predictions over models and sizes, and draws them if asked to.
+    """Prints the speed and the largest batch of predictions over models and sizes, and draws them for `--picture`.
 
     Raises:
-        UserError: they are not asked for one slice, or a size is no number.
+        UserError: the flags do not ask for inference on one chip, another flag does not go with them, a size is not a
+            positive whole number, or see `plan_models`.
     """
     requests = make_requests(args, words)
     one = len(requests) == 1 and args.topology and parse_topology(args.topology).chips == 1
@@ -137,13 +138,14 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
 def plan_models(
     request: Request, names: Sequence[str] | None = None, sizes: Sequence[int] | None = None
 ) -> InferenceFigure:
-    """Returns the speed and the largest batch of predictions over models, which may be of other families than that of
-    the recipe: fields of it that a model does not have are left out.
+    """Returns the speed and the largest batch of predictions for several models.
+
+    The models may be of other families than the recipe's. Fields of the recipe that a model does not have are left out.
 
     Args:
-        request: of a prediction of any model, on a slice of one chip.
-        names: of models; by default those of the paper's Figure 12.
-        sizes: in pixels; by default those of the figure.
+        request: a request for inference, with any model, on a slice of one chip.
+        names: the names of the models; None: those of the paper's Figure 12.
+        sizes: the sizes of images in pixels; None: those of the figure.
 
     Raises:
         UserError: no model has such a name, or nothing compiles.
@@ -158,7 +160,9 @@ def plan_models(
 
 
 def without_foreign_fields(config: ConfigDict, name: str) -> dict[str, str]:
-    """Returns the change that leaves out the fields of a configuration that a model does not have.
+    """Returns field -> its default as text, for the fields of a configuration that a model does not have.
+
+    Only fields that differ from their defaults are returned.
 
     Raises:
         UserError: no model has this name.

@@ -1,4 +1,4 @@
-"""From a configuration to the functions that run on the devices: the one constructor, for training, planning, tests."""
+"""Builds the functions that run on the devices from a configuration: the one way for training, planning and tests."""
 
 import dataclasses
 import functools
@@ -62,8 +62,8 @@ def make_program(
 ) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
-    If `check` is given, it may use the devices of the mesh; otherwise they need not be here. Without the `teacher` that
-    the configuration names, all functions but `train_step` can be used.
+    If `check` is given, it may use the devices of the mesh. Otherwise these devices need not be on this machine.
+    Without the `teacher` that the configuration names, all functions but `train_step` can be used.
 
     Raises:
         UserError: the model cannot be built, does not fit the data or its teacher, or cannot be split over the mesh; or
@@ -118,10 +118,11 @@ def make_program(
 def make_teacher(
     config: ConfigDict, teacher: models.Model, student: models.Model, mesh: Mesh, check: ModelCheck | None = None
 ) -> Inference:
-    """Returns the functions of a teacher, computed as its student is.
+    """Returns the functions of a teacher, which computes with the dtype and the implementations of its student.
 
     Raises:
-        UserError: it does not classify images, or other classes; or it cannot be computed so, or split over the mesh.
+        UserError: the teacher does not classify images, or has another number of classes than the student; or it cannot
+            be computed in this way, or cannot be split over the mesh.
     """
     name, classes, own = config.task.teacher, teacher.field("num_classes"), student.field("num_classes")
     if teacher.field("head") == "patches" or not classes:
@@ -151,8 +152,8 @@ def make_train_step(
     """Returns the update that a config describes.
 
     Raises:
-        UserError: the objective does not fit the data, `config.optim.lr_multipliers` cannot be parsed, or the model has
-            not the blocks that the configuration counts.
+        UserError: the objective does not fit the data, `config.optim.lr_multipliers` cannot be parsed, or the model
+            does not have the blocks that the configuration counts.
     """
     check_blocks(model.name, model.field("depth"), config.optim.frozen_blocks, config.optim.layer_decay)
     rate = optim.make_schedule(config)
@@ -172,7 +173,7 @@ def make_train_step(
 
 
 def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch with that many rows."""
+    """Returns the shapes of a batch of `rows` rows."""
     labels = [spec.max_labels] if spec.max_labels else []
     return {
         "image": jax.ShapeDtypeStruct((rows, *spec.image_shape), jnp.float32),
@@ -183,10 +184,10 @@ def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStru
 def prepare(
     config: ConfigDict, check: ModelCheck | None = None, teacher: models.Model | None = None
 ) -> tuple[ConfigDict, data.DataInfo, Program]:
-    """Returns the parts of a run. Nothing is written or compiled, but by `check`; see `make_program`.
+    """Returns the parts of a run. Nothing is written or compiled, except by `check`; see `make_program`.
 
-    They are the configuration, completed from the data and with its durations in steps; what else is known from the
-    data; and the program.
+    The parts are the configuration, completed from the data and with its durations in steps; what else is known from
+    the data; and the program.
 
     Raises:
         UserError: the configuration or the data are wrong.
@@ -200,12 +201,12 @@ def prepare(
 
 
 def describe_program(program: Program, preprocess: str | None, class_names: tuple[str, ...] | None) -> Program:
-    """Returns the program of a model that also states how its images are made, and what its outputs mean.
+    """Returns a program whose model also states how its images are prepared, and what its outputs mean.
 
     Args:
-        program: of the model.
+        program: the program to copy.
         preprocess: the pipe of operations that prepares the images.
-        class_names: of the data.
+        class_names: the names of the classes of the data.
     """
     model = dataclasses.replace(program.model, preprocess=preprocess, **program.task.describe(class_names))
     teacher = program.teacher
@@ -231,8 +232,8 @@ def program_without_data(
 def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
     """Returns the program of a finished run for the devices here, with a batch of one image a device.
 
-    Its predictions accept batches of any other size as well. Settings of `config` that fitted the training to the
-    run's own devices (mesh, batch, accumulation) are overwritten.
+    Its predictions accept batches of any other size as well. `config` is changed: settings that fitted the training to
+    the run's own devices (mesh, batch, accumulation) are overwritten.
 
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
@@ -242,7 +243,7 @@ def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | No
 
 
 def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
-    """Returns the mesh of the devices here, for which it changes the configuration.
+    """Returns a mesh of the devices here, and changes the configuration to suit it.
 
     Raises:
         UserError: the devices cannot be split over `fsdp`.
@@ -267,7 +268,7 @@ def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: Model
 
 
 def for_mesh(model: models.Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> models.Model:
-    """Returns a model with what is `auto` chosen for the mesh's devices; `check` may replace it."""
+    """Returns the model with its attention, if `auto`, chosen for the mesh's devices; `check` may replace the model."""
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
@@ -277,9 +278,9 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
     """Returns the model of `config.model` before anything is chosen for devices.
 
     Args:
-        config: of a run.
-        spec: of its data.
-        dtype: of the activations where the configuration leaves it open.
+        config: the configuration of a run.
+        spec: the shapes of its data.
+        dtype: the dtype of the activations if the configuration says `auto`.
 
     Raises:
         UserError: see `make_model`.
@@ -312,7 +313,7 @@ def model_without_data(config: ConfigDict) -> models.Model:
 
 
 def image_size_without_data(config: ConfigDict) -> tuple[int, int]:
-    """Returns (height, width) of the preprocessed images of such a configuration, in pixels.
+    """Returns (height, width) in pixels of the preprocessed images of a configuration as for `model_without_data`.
 
     Raises:
         UserError: the preprocessing is wrong.

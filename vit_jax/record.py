@@ -22,10 +22,10 @@ from vit_jax.monitoring import find_runs, write_page
 
 
 def read_evaluations(path: str | None) -> list[dict[str, Any]]:
-    """Returns what `vit_jax.evaluate --json` has printed to a file, an object a line; nothing without a file.
+    """Returns the objects that `vit_jax.evaluate --json` has printed to a file, one a line; none if `path` is None.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read, or a line is not JSON.
     """
     if path is None:
         return []
@@ -58,7 +58,8 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `read_evaluations` and `draw`, and `find_runs` and `make_record` of vit_jax.results.
+        UserError: see `read_evaluations`, `draw`, `monitoring.find_runs` and `experiments.make_record`; two runs have
+            the same name; or evaluations are given for several runs.
     """
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

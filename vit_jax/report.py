@@ -27,7 +27,7 @@ def read_runs(folders: Sequence[str]) -> list[RunFolder]:
     """Returns the runs in folders, local or remote, each once.
 
     Raises:
-        UserError: there is none in one of them, or a file cannot be read.
+        UserError: there is no run in one of the folders, or a file cannot be read.
     """
     runs = {location: name for folder in folders for location, name in find_runs(folder).items()}
     names = list(runs.values())
@@ -35,7 +35,7 @@ def read_runs(folders: Sequence[str]) -> list[RunFolder]:
 
 
 def serve(folders: Sequence[str], port: int) -> None:
-    """Shows the page until it is interrupted.
+    """Serves the page to browsers on this machine until the process is interrupted.
 
     Raises:
         UserError: there is no run yet, or the port is taken.

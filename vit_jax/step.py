@@ -43,19 +43,19 @@ class TrainState:
 
     @property
     def eval_params(self) -> ArrayTree:
-        """The parameters to evaluate and export: the moving average, or schedule-free AdamW's, if there is one."""
+        """The parameters to evaluate and export: schedule-free AdamW's average, or the moving average, or `params`."""
         if isinstance(self.opt_state, optax.contrib.ScheduleFreeState):
             return optax.contrib.schedule_free_eval_params(self.opt_state, self.params)
         return self.params if self.ema is None else self.ema
 
     @property
     def merged_params(self) -> ArrayTree:
-        """The same without adapters, which are added to their kernels."""
+        """`eval_params` without adapters: each adapter is added to its kernel."""
         return jax.jit(merge_adapters)(self.eval_params) if is_adapted(self.eval_params) else self.eval_params
 
     @property
     def adapters(self) -> ArrayTree:
-        """Of the parameters to evaluate, the factors of the adapters, and the head."""
+        """The factors of the adapters, and the head, of `eval_params`."""
         return Adapters().select(self.eval_params)
 
 
@@ -72,8 +72,9 @@ class TrainStep:
         accum_steps: the number of parts into which a batch is split.
         ema_decay: the decay of the moving average; 0 for none.
         trained_part: which parameters have gradients and a state of the optimizer.
-        freeze: returns their trained part with more gradients stopped: they are 0 and, of whole arrays, not computed.
-        sharpness: makes the gradient of two passes; None: one pass.
+        freeze: returns the trained part with the gradients of further parameters stopped. These gradients are 0; for an
+            array that is frozen as a whole, the gradient is not computed.
+        sharpness: makes a gradient from two passes; None: there is one pass.
         teacher: a frozen model whose logits of the same inputs belong to the targets; None: there is none.
     """
 
@@ -162,8 +163,8 @@ class TrainStep:
         Args:
             params: the parameters, of which the frozen ones are read.
             trained: their trained part, or what takes its place; the gradient is of it.
-            inputs: of the model, and
-            targets: of its outputs, as `Task.train_examples` returns them.
+            inputs: the inputs of the model, as `Task.train_examples` returns them.
+            targets: the targets for `Task.losses`.
             dropout_key: the random key of dropout and stochastic depth.
         """
 
@@ -196,17 +197,17 @@ class TrainStep:
         return jnp.moveaxis(logits, 0, 1).reshape(-1, logits.shape[-1])
 
     def _split(self, arrays: ArrayTree) -> ArrayTree:
-        """Returns the parts of a batch, one after the other.
+        """Returns the arrays of a batch with a new leading axis of `accum_steps` parts.
 
-        Part i has rows i, i + accum_steps, ...: each device splits its own rows, and none moves between devices.
+        Part i has rows i, i + accum_steps, ... So each device splits its own rows, and none moves between devices.
         """
         return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0), arrays)
 
 
 def _select(condition: Array, new: Array, old: Array) -> Array:
-    """Returns `new` or `old`.
+    """Returns `new` where the condition is true, otherwise `old`.
 
-    The choice is made in float32: on TPUs, one in bfloat16 becomes another pass over memory.
+    The choice is made in float32: on TPUs, a choice in bfloat16 becomes another pass over memory.
     """
     chosen = jnp.where(condition, new.astype(jnp.float32), old.astype(jnp.float32))
     return chosen.astype(new.dtype)

@@ -13,7 +13,10 @@ CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails m
 
 @contextlib.contextmanager
 def ignore_closed_stderr() -> Iterator[None]:
-    """Ends what is inside, which prints to stderr, quietly where that fails; one that is closed stays silent."""
+    """Ends the code inside, which prints to stderr, quietly if printing fails.
+
+    If stderr is closed, what is printed to it later is discarded without an error.
+    """
     try:
         yield
     except OSError as error:
@@ -28,7 +31,7 @@ def tell(text: str) -> None:
 
 
 def flush_stderr() -> None:
-    """Prepares stderr for the end of the process: Python would change the exit code for what it cannot write."""
+    """Flushes stderr before the process ends. Python would change the exit code if it could not write what is left."""
     try:
         sys.stderr.flush()
     except OSError:
@@ -55,7 +58,7 @@ def ignore_closed_stdout() -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Leads a stream nowhere, with what is left in it, about which Python would complain."""
+    """Redirects a stream to the null device, so that Python does not complain that it cannot write what is left."""
     with contextlib.suppress(OSError):  # it has no descriptor, as that of a notebook
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -16,8 +16,8 @@ The same command continues where it was stopped: combinations that have finished
 one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
 printed with the standard deviation. The exit codes are those of vit_jax.main.
 
-With --plot=FILE nothing is trained: the finished runs in some folders, or their records, as in results/, are drawn, an
-accuracy against the exaFLOPs of pre-training, counted as in docs/plans.md, and printed as a table. Runs that differ in
+With --plot=FILE nothing is trained. The finished runs in some folders, or their records, as in results/, are drawn and
+printed as a table: an accuracy against the exaFLOPs of pre-training, counted as in docs/plans.md. Runs that differ in
 the seed only are one point, the mean with the standard deviation.
 
   --metric=NAME     the accuracy [checkpoint.best_metric of each run]
@@ -41,7 +41,7 @@ RESULT_FILE = "sweep.json"  # of all combinations
 
 
 def plot(argv: list[str]) -> None:
-    """Draws the runs in some folders.
+    """Draws the runs in some folders and prints them, as the flags say.
 
     Raises:
         UserError: a flag is unknown, no folder is given, the file cannot be written, or see `scaling.read_points` and

@@ -31,15 +31,15 @@ def train(
     Args:
         config: a configuration with the fields of `configs/base.py`.
         workdir: the run's folder; if it holds a run of the same configuration, that run is resumed.
-        watch: called on the first host with each step whose metrics are logged and the metrics, those of earlier starts
-            too, which are then not printed; what it raises ends the run. `vit_jax.analysis.plot.Live` draws them.
-        supervisor: watches for SIGTERM, lost and stuck hosts, if it is entered.
+        watch: called as watch(step, metrics) on the first host for each logged step, those of earlier starts too. The
+            metrics are then not printed. What it raises ends the run. `vit_jax.analysis.plot.Live` draws them.
+        supervisor: watches for SIGTERM and for lost and stuck hosts, if the caller has entered it; None: nothing does.
 
     Raises:
         UserError: something in the configuration, the data, the workdir or the hosts is wrong.
         NonFiniteLoss: more losses in a row were not finite than `optim.max_nonfinite_skips`.
-        Preempted: SIGTERM came to a host; what was learnt is saved.
-        LostHosts: a host did not come where the others waited for it.
+        Preempted: a host got SIGTERM; what was learnt is saved.
+        LostHosts: a host did not arrive where the others waited for it.
     """
     supervisor = supervisor or Supervisor()
     supervisor.begin_run(config.stall_limit)

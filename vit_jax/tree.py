@@ -1,4 +1,4 @@
-"""Trees (nested containers of arrays): the names, number and comparison of their leaves."""
+"""Trees (nested containers of arrays): names of their leaves, number of their elements, comparison of two trees."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def path_name(path: tuple) -> str:
 
 
 def flatten(tree: ArrayTree) -> dict[str, Any]:
-    """Returns the leaves by name."""
+    """Returns name -> leaf, in the order of the tree."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 

@@ -40,16 +40,16 @@ from vit_jax.experiments import (
     train_combinations,
 )
 
-# Of the classifiers on frozen features. All examples of a class are its shots.
+# Classifier on frozen features -> its evaluation. All examples of a class are its shots.
 FROZEN = {"fewshot": "fewshot:shots=1000,seeds=1", "probe": "probe:validation=0.2"}
 STRENGTHS = tuple(4.0**exponent for exponent in range(-5, 10))  # of the regularisation of least squares
 
 
 def find_tasks(names: Sequence[str], data_dir: str | None) -> tuple[list[str], list[str]]:
-    """Returns those of the tasks whose data are here, and a sentence on each data set that is not.
+    """Returns the tasks whose data are here, and a sentence on each data set that is not here.
 
     Raises:
-        UserError: there is no task of a name.
+        UserError: a name is not that of a task.
     """
     tasks, missing = [], dict[str, str]()
     for name in names:
@@ -63,7 +63,9 @@ def find_tasks(names: Sequence[str], data_dir: str | None) -> tuple[list[str], l
 
 
 def recipe_words(checkpoint: str) -> list[str]:
-    """Returns the command line of `configs/vtab.py` with which a run starts from some weights; `{}` is the argument.
+    """Returns the words of a command line that trains `configs/vtab.py` from some weights.
+
+    The second word has `{}` in place of the task and the split.
 
     Raises:
         UserError: the weights cannot be loaded.
@@ -75,12 +77,14 @@ def recipe_words(checkpoint: str) -> list[str]:
 
 
 def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: Train) -> TaskResult:
-    """Returns the accuracy after fine-tuning at the rate that is best on val200; continues what was begun.
+    """Returns the accuracy after fine-tuning at the rate that is best on val200. What was begun is continued.
+
+    A single rate is not tried on val200. The accuracy is None if every rate diverges there, or the final training does.
 
     Args:
-        task: its name.
-        words: of `recipe_words`, with further flags.
-        rates: to choose from.
+        task: the name of the task.
+        words: the words of `recipe_words` and further flags.
+        rates: the learning rates to choose from.
         workdir: the folder of all tasks.
         train: trains what is left of a sweep.
 
@@ -100,13 +104,13 @@ def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str
 
 
 def evaluate_frozen(tasks: Sequence[str], checkpoint: str, kind: str, data_dir: str | None) -> dict[str, TaskResult]:
-    """Returns the accuracies of a classifier on frozen features; features that were computed before are read.
+    """Returns task -> the accuracy of a classifier on frozen features. Features that were computed before are read.
 
     Args:
-        tasks: their names.
+        tasks: the names of the tasks.
         checkpoint: the weights.
-        kind: of the classifier, in `FROZEN`.
-        data_dir: the folder of the TFDS data.
+        kind: the kind of classifier, a key of `FROZEN`.
+        data_dir: the folder of the TFDS data; None: TFDS's default.
 
     Raises:
         UserError: the weights or the data cannot be read.
@@ -158,7 +162,7 @@ def main(argv: list[str]) -> None:
 
 
 def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
-    """Returns the arguments of the command, and its flags for the recipe.
+    """Returns the arguments of the command, and the words that set fields of the recipe.
 
     Raises:
         UserError: a flag is unknown or does not go with another.

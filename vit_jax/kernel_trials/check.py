@@ -1,4 +1,4 @@
-"""Compares a kernel with its plain form on the device that is to run it: none is trusted where it never ran."""
+"""Compares a kernel with its plain form on the device that is to run it. No kernel is trusted without that."""
 
 import contextlib
 import hashlib
@@ -16,12 +16,12 @@ from vit_jax.storage import atomic_write, cache, versions
 
 TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.011 from float32, the plain form up to 0.007
 
-Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # of a spec, on a device
+Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # (spec, device, tensor) -> name -> difference
 
 
 @runtime_checkable
 class Device(Protocol):
-    """What is asked of a `jax.Device`."""
+    """The attributes of a `jax.Device` that are used here."""
 
     @property
     def platform(self) -> str:
@@ -39,16 +39,16 @@ def check_kernels(
     coordinator: Coordinator | None = None,
     measure: Differences = models.measure_differences,
 ) -> models.Model:
-    """Returns the model, with the plain form of attention if its kernel is wrong on a device of some host.
+    """Returns the model, with the plain form of attention if its kernel fails or is wrong on a device of some host.
 
-    A comparison that ended is remembered in the folder `checked` of the cache.
+    The result of a completed comparison is kept in the folder `checked` of the cache.
 
     Args:
-        model: with its attention chosen.
-        device: one of those that will run it, of this host.
-        tensor: devices over which the heads are split.
-        coordinator: how the hosts agree; all of them must call this function. By default that of the hosts JAX knows.
-        measure: compares, by relative differences.
+        model: a model whose attention has been chosen.
+        device: one of the devices of this host that will run the model.
+        tensor: the number of devices over which the heads are split.
+        coordinator: lets the hosts agree; all of them must call this function. None: the hosts that JAX knows.
+        measure: measures the differences, as `models.measure_differences` does.
     """
     kind, coordinator = model.kernel, coordinator or Supervisor()
     faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, measure))
@@ -65,9 +65,11 @@ def check_kernels(
 def find_fault(
     model: models.Model, device: Device, tensor: int = 1, measure: Differences = models.measure_differences
 ) -> str | None:
-    """Returns what is wrong with a model's kernel on a device, now or when it was first compared there.
+    """Returns, in words, what is wrong with a model's kernel on a device, or None if nothing is wrong.
 
-    Returns None if nothing is wrong, the model has no kernel, or the device is a CPU, which executes none.
+    The result of a comparison is kept for the kind of device, the sizes and the code, and is returned the next time. A
+    kernel that does not run is tried again each time. Returns None too if the model has no kernel, or on a CPU, which
+    executes none.
     """
     kind, spec = model.kernel, model.spec
     if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
@@ -92,7 +94,9 @@ def find_fault(
 
 
 def check_example() -> tuple[str, str | None]:
-    """Returns the attention of ViT-B/16 in bfloat16 on the first device here, and what is wrong with its kernel."""
+    """Returns the attention chosen for ViT-B/16 in bfloat16 on this host's first device, and what is wrong with its
+    kernel there (None: nothing).
+    """
     device = jax.local_devices()[0]
     model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 1)
     return model.field("attention"), find_fault(model, device)

@@ -1,7 +1,8 @@
-"""How fast the forms of attention were on this kind of device, and what a run that starts here makes of it.
+"""How fast the forms of attention were on this kind of device, and how a run that starts here uses these times.
 
-`python -m vit_jax.measure` remembers the times in the folder `measured` of the cache. At a run's first start they may
-choose the plain form, which the run's configuration then states; later they only advise.
+`python -m vit_jax.measure` keeps the times in the folder `measured` of the cache. At the first start of a run, the
+plain form of attention is chosen if it was faster, and the run's configuration then states it. At later starts the
+configuration stays, and a warning says what would be faster.
 """
 
 import contextlib
@@ -23,20 +24,20 @@ from vit_jax.storage import atomic_write, cache, filesystem, versions
 
 PLAIN = "tokens_first"
 SLOWER = 1.05  # times the plain form's seconds; two measurements of one form differ by less
-ROWS = 8  # of a tile: sequences that fill as many take as long
+ROWS = 8  # of a tile; sequences that fill equally many tiles take equally long
 
 
 class AttentionTime(NamedTuple):
     """Seconds of one layer's attention, forward and backward, on one device.
 
     Attributes:
-        heads: on the device.
-        head_dim: channels of each.
-        tokens: of an image.
-        dtype: of the activations.
+        heads: the number of heads on the device.
+        head_dim: the channels of a head.
+        tokens: the number of tokens of an image.
+        dtype: the dtype of the activations.
         kind: the form that `attention=auto` stands for.
-        seconds: that it takes.
-        plain_seconds: that the plain form takes.
+        seconds: the time of that form.
+        plain_seconds: the time of the plain form.
     """
 
     heads: int
@@ -48,7 +49,7 @@ class AttentionTime(NamedTuple):
     plain_seconds: float
 
     def is_of(self, sizes: models.AttentionSizes) -> bool:
-        """Returns whether attention of such sizes takes as long, in proportion to its images."""
+        """Returns whether this measurement holds for attention of some sizes, whatever their number of images."""
         tokens = round_up(self.tokens, ROWS), round_up(sizes.tokens, ROWS)
         return (self.heads, self.head_dim, self.dtype) == (sizes.heads, sizes.head_dim, sizes.dtype) and (
             tokens[0] == tokens[1]
@@ -56,7 +57,7 @@ class AttentionTime(NamedTuple):
 
 
 def remember_times(device_kind: str, times: Sequence[AttentionTime]) -> None:
-    """Keeps times for the runs that start on such a device with this code; on a full disk they are not kept."""
+    """Keeps times for runs that start on a device of this kind with this code; on a full disk they are not kept."""
     path = _path(device_kind)
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
@@ -65,21 +66,22 @@ def remember_times(device_kind: str, times: Sequence[AttentionTime]) -> None:
 
 
 def read_times(device_kind: str) -> list[AttentionTime]:
-    """Returns the times that were kept for such a device and this code."""
+    """Returns the times that were kept for a device of this kind and this code; none if nothing was measured."""
     with contextlib.suppress(OSError, ValueError, TypeError):  # it was never measured, or the file is damaged
         return [AttentionTime(*time) for time in json.loads(_path(device_kind).read_text())]
     return []
 
 
 def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -> ConfigDict:
-    """Returns the configuration of a run, with the plain form of attention if it starts where that was faster.
+    """Returns the configuration of a run, with the plain form of attention if that was faster on the device here.
 
-    Host 0 decides for all. What was measured after the first start changes no run: a line says what it could use.
+    Only a run that starts for the first time is changed. A run that has started before keeps its form, and a warning
+    names the flag that would replace it. Host 0 decides for all hosts.
 
     Args:
-        config: of the run, with what it chose at its first start.
-        place: its workdir.
-        coordinator: how the hosts agree.
+        config: the configuration of the run, with what it chose at its first start.
+        place: the workdir of the run.
+        coordinator: lets the hosts agree.
 
     Raises:
         UserError: the model is wrong, or the workdir cannot be read.
@@ -107,10 +109,10 @@ def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -
 
 
 def find_slower(config: ConfigDict) -> str | None:
-    """Returns how much slower than the plain form the form is that `attention=auto` stands for here, in words.
+    """Returns a phrase on how much slower the form that `attention=auto` stands for here is than the plain form.
 
-    Returns None if it is not slower, was not measured for attention of these sizes, or if the configuration does not
-    leave it open.
+    Returns None if it is not slower (by more than `SLOWER`), if attention of these sizes was not measured, or if the
+    configuration does not say `attention=auto`.
     """
     device = jax.local_devices()[0]
     times = read_times(device.device_kind) if config.model.attention == "auto" else []

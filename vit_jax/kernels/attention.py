@@ -3,9 +3,9 @@
 The kernels read and write the fused layout of the projections, [packs, rows, 3 x heads x head_dim], so that nothing is
 transposed in HBM; images need not begin at a tile of memory (`Packing`). Scores are stored as [keys, queries]: a
 softmax then runs along sublanes, by plain additions of vector registers, and the products with it need no transposition
-of scores. Heads that share 128 lanes are separated by zeroing the others' lanes in one operand; that costs the matrix
-unit nothing, which contracts 128 lanes at a time. The backward pass computes the scores again, from the
-log-sum-exp of each query.
+of scores. Heads that share 128 lanes are separated by zeroing the lanes of other heads in one operand. That costs
+nothing, because the matrix unit contracts 128 lanes at a time. The backward pass computes the scores again, and the
+softmax from the log-sum-exp of each query.
 """
 
 import functools
@@ -47,16 +47,17 @@ def fused_attention(
     Args:
         projected: queries, keys and values of all heads, side by side, still without their bias.
         bias: in float32; its gradient is summed in float32.
-        packing: what the rows hold.
+        packing: the packing of the rows.
         heads: the number of heads.
-        change: of queries and keys, before they are compared; None: there is none.
-        tables: what it needs, see `QKChange.num_tables`; of the norms' the gradient is returned.
+        change: the change of queries and keys before their products; None: there is none.
+        tables: the tables that `change` needs, see `QKChange.num_tables`. Only the table of the norms gets a gradient;
+            the others get zeros.
     """
     return _forward(projected, bias, packing, heads, change, tables)[0]
 
 
 def plain_attention(qkv: FusedQKV, packing: Packing, heads: int) -> Attended:
-    """Returns the same as `fused_attention` without a kernel."""
+    """Returns what `fused_attention` does, without a kernel, given `qkv` with its bias and its change."""
     images, width = packing.unpack(qkv.reshape(-1, qkv.shape[-1])), qkv.shape[-1] // 3
     query, key, value = jnp.moveaxis(images.reshape(*images.shape[:2], 3, heads, -1), 2, 0)
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
@@ -123,12 +124,12 @@ def _backward_plain(
 
 
 def _scratch(shape: Shape, qkv: FusedQKV) -> list[Any]:
-    """Returns the memory of a kernel for changed queries and keys."""
+    """Returns the scratch memory in which a kernel keeps changed queries and keys; none without a change."""
     return [] if shape.change is None else [pltpu.VMEM((shape.packs, qkv.shape[1], 2 * shape.width), qkv.dtype)]
 
 
 def _norm_sums(shape: Shape, packs: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shape of the gradient of the norms' table, in each step of the grid."""
+    """Returns the shape of the gradient of the norms' table, one part for each step of the grid; none without norms."""
     if shape.change is None or shape.change.epsilon is None:
         return []
     size = lanes_of_heads(shape.head_dim, shape.width)
@@ -140,7 +141,7 @@ def _lse(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
 
 
 def _sums(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape of the gradient's sums: of the rows that lie in one row of a tile, in each step of the grid."""
+    """Returns the shape of the gradient's sums over rows: 8 partial sums for each step of the grid."""
     return jax.ShapeDtypeStruct((packs // shape.packs, ROW_TILE, 3 * shape.width), jnp.float32)
 
 
@@ -153,7 +154,7 @@ def _call(
     def block(array: Any) -> pl.BlockSpec:
         if len(array.shape) == 2:  # a table
             return pl.BlockSpec(array.shape, lambda pack, step: (0, 0))
-        if len(array.shape) == 4:  # the log-sum-exp: those of the blocks in this step
+        if len(array.shape) == 4:  # the log-sum-exp, of the blocks in this step
             return pl.BlockSpec((shape.packs, shape.lse_rows, *array.shape[2:]), lambda pack, step: (pack, step, 0, 0))
         together = array.shape[0] * shape.packs // packs
         return pl.BlockSpec((together, *array.shape[1:]), lambda pack, step: (pack, 0, 0))

@@ -26,7 +26,7 @@ def _dot_transposed(a: Array, b: Array) -> Array:
 
 
 class _Operand:
-    """An array of a step of the grid; what is taken from it is loaded once."""
+    """An array of a step of the grid. Each part that is taken from it is loaded once."""
 
     def __init__(self, shape: Shape, ref: Any):
         self.shape, self.ref = shape, ref
@@ -35,20 +35,23 @@ class _Operand:
         self.queries = functools.cache(self._queries)
 
     def _rows(self, group: Group, section: int, head: int) -> Array:
-        """Returns [rows, lanes] of a head's keys (1) or values (2): its own channels, or 128 that heads share."""
+        """Returns a head's keys (section 1) or values (2), [rows, lanes].
+
+        The lanes are the head's own channels, or all 128 lanes if several heads share them.
+        """
         lanes, channels = group.lanes(section), group.channels(head)
         if LANES % self.shape.head_dim:
             lanes = slice(lanes.start + channels.start, lanes.start + channels.stop)
         return self.ref[group.pack, group.rows, lanes]
 
     def _queries(self, group: Group, block: int) -> Array:
-        """Returns [channels, 128] of a block of queries, zero beyond the array."""
+        """Returns a block of queries of a group's heads, [channels, 128], with zeros beyond the end of the array."""
         x = self.ref[group.pack, _query_rows(group, block), group.lanes(0)]
         missing = LANES - x.shape[0]
         return (jnp.concatenate([x, jnp.zeros((missing, x.shape[1]), x.dtype)]) if missing else x).T
 
     def query(self, tile: Tile) -> Array:
-        """Returns [lanes, 128], a head's block of queries, to be multiplied by `rows`."""
+        """Returns a head's block of queries, [lanes, 128], to be multiplied by `rows`. Lanes of other heads are 0."""
         x = self.queries(tile.group, tile.block)
         if LANES % self.shape.head_dim:
             return x[tile.channels]
@@ -106,10 +109,15 @@ def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
 
 
 def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> list[Array]:
-    """Writes the rows of blocks of queries, given [channels, 128] of every head of the group; empties the results.
+    """Writes the rows of blocks of queries to `ref`, and empties `results`.
+
+    Args:
+        group: the heads.
+        ref: the array to write to.
+        results: block -> an array [channels, 128] for each head of the group.
 
     Returns:
-        The [128, channels] of every block.
+        An array [128, channels] for each block, with the channels of all heads of the group.
     """
     stored = []
     for block, heads in results.items():
@@ -125,14 +133,14 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
     """Writes the gradient of queries, keys and values, and its sums over rows.
 
     Args:
-        shape: sizes.
+        shape: the sizes of the call.
         qkv: the kernel's operand in the forward pass.
         attended: the result of the forward pass.
         lse: the logarithms of the sums of exponentials, from the forward pass.
         grad: the gradient of `attended`.
-        refs: the tables of a change; the gradient; its sums, see `_sums`; that of the norms' table, if there is one;
-            the changed queries and keys, if there is a change; the gradients of keys and values so far, in float32, if
-            the grid has steps over the queries.
+        refs: in this order, the tables of a change; the gradient of `qkv`; its sums, see `attention._sums`; the
+            gradient of the norms' table, if there are norms; the changed queries and keys, if there is a change; and
+            the float32 gradients of keys and values accumulated so far, if the grid has steps over the queries.
     """
     tables, (grad_qkv, sums, *rest) = refs[: shape.num_tables], refs[shape.num_tables :]
     of_norms, rest = tuple(rest[: shape.norm_tables]), rest[shape.norm_tables :]
@@ -148,9 +156,10 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
 def _differentiate(
     shape: Shape, compared: Any, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, sums: Any, totals: Any
 ) -> None:
-    """Writes the gradient of what attention gets, and the sums of it that are not those of a change.
+    """Writes the gradient of the queries, keys and values that attention gets, and its sums over rows.
 
-    Queries and keys are those of `compared`, values those of `qkv`.
+    Queries and keys are read from `compared`, values from `qkv`. If there is a change, only the sums of values are
+    written; those of queries and keys are left to `differentiate_change`.
     """
     scale = shape.head_dim**-0.5
     inputs, values, outputs, output_grads = (_Operand(shape, ref) for ref in (compared, qkv, attended, grad))
@@ -197,7 +206,10 @@ def _differentiate(
 
 
 def _store_rows(group: Group, section: int, ref: Any, where: Any, x: Array, shared: int) -> None:
-    """Writes rows, to the first of which images before have written: each has zeros in the others' tokens."""
+    """Writes the rows of an image, whose first `shared` rows also belong to the image before.
+
+    These rows are added to what that image has written: each image has zeros in the tokens of the other.
+    """
     lanes = group.lanes(section)
     if shared:
         before = slice(group.rows.start, group.rows.start + shared)

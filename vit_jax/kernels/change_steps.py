@@ -24,7 +24,7 @@ class _Piece(NamedTuple):
     lanes: slice
 
     def take(self, shape: Shape, tables: tuple[Any, ...]) -> tuple[Array, ...]:
-        """Returns what the piece needs of the tables, arrays or references."""
+        """Returns the parts of the tables that the piece needs. The tables are arrays or references."""
         lanes, norms = slice(self.lanes.stop - self.lanes.start), shape.norm_tables
         return *(table[:, lanes] for table in tables[:norms]), *(table[self.rows, lanes] for table in tables[norms:])
 
@@ -38,7 +38,7 @@ def _pieces(shape: Shape, rows_at_once: int) -> Iterator[_Piece]:
 
 
 def apply_change(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> FusedQKV:
-    """Returns the queries, keys and values that attention gets."""
+    """Returns the queries, keys and values that attention gets: queries and keys after the change, if there is one."""
     if shape.change is None:
         return qkv
 
@@ -51,7 +51,7 @@ def apply_change(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> Fuse
 
 
 def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any) -> None:
-    """Writes the changed queries and keys, in the first step of the grid over the queries."""
+    """Writes the changed queries and keys to `changed`, in the first step of the grid over the queries only."""
 
     @_in_step(shape, 0)
     def _() -> None:
@@ -63,8 +63,10 @@ def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any)
 def differentiate_change(
     shape: Shape, qkv: Any, tables: tuple[Any, ...], grad_qkv: Any, sums: Any, of_norms: tuple[Any, ...]
 ) -> None:
-    """Replaces the gradients of changed queries and keys by those of the projected ones, in the last step of the grid
-    over the queries, and writes their sums and the gradient of the norms' table.
+    """Replaces, in `grad_qkv`, the gradients of changed queries and keys by the gradients of the projected ones.
+
+    It also writes the sums of these gradients over rows, and the gradient of the norms' table. All this happens in the
+    last step of the grid over the queries only.
     """
     change = shape.change
     assert change is not None

@@ -1,6 +1,6 @@
 """What the attention kernels do to queries and keys before they compare them: a norm of each head, a rotation.
 
-The norm divides by the root of the mean square; of channels whose mean is zero, that is a LayerNorm.
+The norm divides by the root of the mean square. For channels whose mean is zero, that is a LayerNorm.
 
 Both run on whole windows of lanes in VMEM. Sums over the channels of a head, and the exchange of the two channels of a
 pair, are products with matrices of 0, 1 and -1.
@@ -27,8 +27,8 @@ class QKChange(NamedTuple):
     """What happens to queries and keys.
 
     Attributes:
-        epsilon: added to the mean square of a head's channels; None: there is no norm.
-        rotates: pairs of channels are points that are turned.
+        epsilon: the number added to the mean square of a head's channels; None: there is no norm.
+        rotates: whether pairs of channels are rotated, as points.
     """
 
     epsilon: float | None
@@ -36,16 +36,16 @@ class QKChange(NamedTuple):
 
     @property
     def norm_tables(self) -> int:
-        """How many tables it needs of the norms' scale and bias, [4, lanes]: 1 if there are norms."""
+        """The number of tables for the norms: 1, [4, lanes], with scale and bias of queries, then of keys; or 0."""
         return int(self.epsilon is not None)
 
     @property
     def num_tables(self) -> int:
-        """How many tables it needs: of the norms, then of cosines and of sines, [rows, lanes]."""
+        """The number of all tables: that of the norms, then cosines and sines, [rows, lanes] each, if it rotates."""
         return self.norm_tables + 2 * self.rotates
 
     def apply(self, x: Rows, section: int, head_dim: int, tables: tuple[Table, ...]) -> Rows:
-        """Returns the changed queries (section 0) or keys (1) of whole heads, given what they need of the tables."""
+        """Returns the changed queries (section 0) or keys (1) of whole heads, given their parts of the tables."""
         dtype = x.dtype
         if self.epsilon is not None:
             scale, bias = tables[0][2 * section], tables[0][2 * section + 1]
@@ -58,7 +58,7 @@ class QKChange(NamedTuple):
     def transpose(
         self, x: Rows, grad: Rows, section: int, head_dim: int, tables: tuple[Table, ...]
     ) -> tuple[Rows, Float[Array, "2 lanes"] | None]:
-        """Returns the gradient of `x` in float32, and that of the norm's scale and bias; None: there is no norm.
+        """Returns the gradient of `x` in float32, and the gradient of the norm's scale and bias (None without a norm).
 
         Args:
             x: as given to `apply`.
@@ -91,9 +91,9 @@ def lanes_of_heads(head_dim: int, width: int) -> int:
 
 
 def _inverse_root(x: Rows, head_dim: int, epsilon: float) -> Rows:
-    """Returns one over the root of the mean square of a head's channels, at each of them, in float32.
+    """Returns, for each channel, 1 / sqrt(mean square of its head's channels + epsilon) in float32.
 
-    The matrix unit multiplies bfloat16: a square is the sum of two such numbers.
+    The matrix unit multiplies bfloat16 numbers, so that a square is split into a sum of two such numbers.
     """
     square = jnp.square(x.astype(jnp.float32))
     high = square.astype(x.dtype)
@@ -113,7 +113,7 @@ def _rotate(x: Rows, cosines: Table, sines: Table, dtype: Any) -> Rows:
 
 
 def _mean_of_head(x: Rows, head_dim: int) -> Rows:
-    """Returns the mean over the channels of a head at each of them, summed in float32."""
+    """Returns, for each channel, the mean over the channels of its head, summed in float32."""
 
     def is_same_head(row: Array, column: Array) -> Array:
         return (jax.lax.div(row, head_dim) == jax.lax.div(column, head_dim)).astype(jnp.float32)
@@ -122,12 +122,13 @@ def _mean_of_head(x: Rows, head_dim: int) -> Rows:
 
 
 def _mix(x: Rows, unit: int, entries: Callable[[Array, Array], Array]) -> Rows:
-    """Returns the product with a matrix of 0, 1 and -1 in float32, exact but for the order of sums.
+    """Returns the product of `x` with a matrix of 0, 1 and -1 in float32, exact but for the order of sums.
 
     Args:
         x: [rows, lanes].
-        unit: channels that are mixed with one another.
-        entries: from rows and columns of the matrix to its entries; those of different units are zero.
+        unit: the number of neighbouring channels that are mixed with one another.
+        entries: (row numbers, column numbers of the matrix) -> its entries, which must be zero where row and column
+            belong to different units.
     """
     lanes = x.shape[1]
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None

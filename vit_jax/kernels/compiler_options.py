@@ -1,6 +1,6 @@
 """Options of the compiler, by kind of device.
 
-They are those of `jax.jit(..., compiler_options=...)`; libtpu takes there all of its flags that matter to a step.
+They are passed to `jax.jit(..., compiler_options=...)`, where libtpu accepts all of its flags that matter to a step.
 """
 
 import logging
@@ -34,12 +34,12 @@ TABLE: dict[str, Options] = {"TPU v5 lite": WHOLE_PRODUCTS | LARGER_TILES}
 def choose_options(given: str, mesh: Mesh) -> Options:
     """Returns the options under which the functions of a program are compiled.
 
-    They are the table's, without those that LIBTPU_INIT_ARGS sets or that the installed compiler does not know,
-    replaced and joined by the given ones.
+    They are the options of `TABLE`, without those that LIBTPU_INIT_ARGS sets or that the installed compiler rejects.
+    The given options replace them or are added to them.
 
     Args:
         given: `config.compiler_options`; NAME= without a value omits an option of the table.
-        mesh: of the program.
+        mesh: the mesh of the program.
 
     Raises:
         UserError: `given` cannot be parsed, or the compiler rejects one of its options.
@@ -64,7 +64,7 @@ def choose_options(given: str, mesh: Mesh) -> Options:
 
 
 def parse_options(text: str) -> Options:
-    """Returns the options of NAME=VALUE,NAME=VALUE.
+    """Returns the options that a text NAME=VALUE,NAME=VALUE states. The values true and false become bools.
 
     Raises:
         UserError: the text has another form.

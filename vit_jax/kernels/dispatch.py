@@ -17,14 +17,14 @@ from jax.interpreters import batching, mlir
 
 Shape: TypeAlias = Any  # of a call: hashable
 Kernel: TypeAlias = Callable[..., list[jax.Array]]  # (interpret, shape, *operands) -> results
-Plain: TypeAlias = Callable[..., list[jax.Array]]  # (shape, *operands) -> the same
+Plain: TypeAlias = Callable[..., list[jax.Array]]  # (shape, *operands) -> the same results
 
 _interpreting: contextvars.ContextVar[bool] = contextvars.ContextVar("interpreting", default=False)
 
 
 @contextlib.contextmanager
 def interpret_kernels() -> Iterator[None]:
-    """Makes functions that are traced meanwhile run their kernels on any device, slowly: for tests."""
+    """Makes functions that are traced inside run their kernels interpreted, on any device but slowly: for tests."""
     token = _interpreting.set(True)
     try:
         yield
@@ -33,7 +33,10 @@ def interpret_kernels() -> Iterator[None]:
 
 
 def kernel_or_plain(kernel: Kernel, plain: Plain, shape: Shape, *operands: jax.Array) -> list[jax.Array]:
-    """Returns the results of `kernel`, or those of `plain` where the kernel cannot run; it cannot be differentiated."""
+    """Returns the results of `kernel`, or those of `plain` where the kernel cannot run.
+
+    This function cannot be differentiated.
+    """
     return _choice.bind(*operands, kernel=kernel, plain=plain, shape=shape, interpret=_interpreting.get())
 
 

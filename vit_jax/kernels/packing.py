@@ -15,18 +15,21 @@ ROW_TILE, BFLOAT16_TILE = 8, 16
 
 
 class Packing(NamedTuple):
-    """The tokens of `images` images follow one another, without a gap; empty rows complete them to `rows`."""
+    """How images lie in packs of rows.
+
+    In a pack, the tokens of `images` images follow one another without a gap. Empty rows complete the pack to `rows`.
+    """
 
     tokens: int  # of an image
-    images: int
-    rows: int
+    images: int  # of a pack
+    rows: int  # of a pack, with the empty ones
 
     def pack(self, x: Tokens, empty: float = 0.0) -> PackedRows:
-        """Returns the rows of all images, with a value in the empty ones."""
+        """Returns the rows of all packs, given the tokens of each image; `empty` is the value in empty rows."""
         return self.complete(x.reshape(-1, x.shape[-1]), empty)
 
     def complete(self, x: Shaped[Array, "tokens width"], empty: float = 0.0) -> Shaped[Array, "rows width"]:
-        """Returns rows with a value in the empty ones, given those of all tokens."""
+        """Returns the rows of all packs, given one row for each token; `empty` is the value in empty rows."""
         width, used = x.shape[-1], self.images * self.tokens
         packs = x.reshape(-1, used, width)
         packs = jnp.pad(packs, ((0, 0), (0, self.rows - used), (0, 0)), constant_values=empty)
@@ -39,11 +42,11 @@ class Packing(NamedTuple):
 
     @property
     def unshared(self) -> "Packing":
-        """The packing in which no image shares rows."""
+        """The packing of the same tokens with one image in each pack."""
         return self if self.images == 1 else Packing(self.tokens, 1, round_up(self.tokens, ROW_TILE))
 
     def repack(self, x: PackedRows, other: "Packing") -> Float[Array, "other_rows width"]:
-        """Returns the rows in another packing."""
+        """Returns rows that are in this packing in the packing `other`."""
         return x if other == self else other.pack(self.unpack(x))
 
     def window(self, image: int) -> range:
@@ -53,5 +56,5 @@ class Packing(NamedTuple):
 
 
 def round_up(rows: int, multiple: int) -> int:
-    """Returns the smallest multiple that is not smaller."""
+    """Returns the smallest multiple of `multiple` that is at least `rows`."""
     return math.ceil(rows / multiple) * multiple

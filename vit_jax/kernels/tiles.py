@@ -17,7 +17,8 @@ Value = TypeVar("Value")
 
 # Tiles whose scores are computed before the softmax of the first: the matrix unit then does not wait for a softmax.
 LOOKAHEAD = 7
-# Vector registers of scores in one step of the grid: what the compiler unrolls and schedules together.
+# Vector registers of scores in one step of the grid, which the compiler unrolls and schedules together: those up to
+# which packs share a step, and those above which an image is divided into several steps.
 STEP_REGISTERS, MAX_STEP_REGISTERS = 1300, 2048
 
 
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
 
     @property
     def norm_tables(self) -> int:
-        """How many of them are of norms, which are trained."""
+        """How many of these tables hold parameters of norms, which are trained."""
         return self.change.norm_tables if self.change is not None else 0
 
     @property
@@ -48,12 +49,12 @@ class Shape(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of 128 queries of an image, at most; the last may be partial."""
+        """The number of blocks of 128 queries of the image that has most of them; the last block may be partial."""
         return max(count_blocks(self.packing, image) for image in range(self.packing.images))
 
     @property
     def lse_rows(self) -> int:
-        """Blocks of the log-sum-exp of a pack in one step of the grid."""
+        """The number of blocks of the log-sum-exp that a pack has in one step of the grid."""
         return self.packing.images * self.blocks // self.query_steps
 
 
@@ -69,12 +70,14 @@ def count_registers(packing: Packing, heads: int) -> int:
 
 
 def choose_packing(tokens: int, heads: int, images: int) -> Packing:
-    """Returns the packing with the fewest empty rows of which the kernels take a whole pack in one step.
+    """Returns the packing with the fewest empty rows, among those whose packs the kernels take whole in one step.
+
+    Packs of one image, which long sequences need, are allowed in any case.
 
     Args:
-        tokens: of an image.
-        heads: on one device.
-        images: on one device.
+        tokens: the number of tokens of an image.
+        heads: the number of heads on one device.
+        images: the number of images on one device; the number of images in a pack divides it.
     """
     packings = [Packing(tokens, count, round_up(count * tokens, ROW_TILE)) for count in (1, 2, 4, 8)]
     fitting = [
@@ -90,7 +93,7 @@ def make_shape(qkv_shape: tuple[int, ...], packing: Packing, heads: int) -> Shap
 
     Args:
         qkv_shape: (packs, rows, 3 x heads x head_dim).
-        packing: what the rows hold.
+        packing: the packing of the rows.
         heads: the number of heads.
     """
     packs, _, qkv_width = qkv_shape
@@ -106,8 +109,8 @@ class Group:
     """Consecutive heads of an image whose channels fill lanes: they are loaded, transposed and stored together."""
 
     shape: Shape
-    pack: int  # in this step of the grid
-    image: int  # in the pack
+    pack: int  # its number in this step of the grid
+    image: int  # its number in the pack
     heads: range
 
     @property
@@ -118,7 +121,7 @@ class Group:
 
     @property
     def shared_rows(self) -> int:
-        """How many of the rows, from the first, the image before also has."""
+        """How many of the first of these rows also belong to the image before."""
         return max(0, self.shape.packing.window(self.image - 1).stop - self.rows.start) if self.image else 0
 
     @property
@@ -133,7 +136,7 @@ class Group:
         return below & (row >= first) if first else below
 
     def only_own(self, x: Array) -> Array:
-        """Returns [rows, channels] with zeros in the rows of other images."""
+        """Returns `x`, [rows, channels], with zeros in rows that are not this image's; unchanged if it is alone."""
         if self.shape.packing.images == 1:
             return x
         return jnp.where(self.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, jnp.zeros_like(x))
@@ -153,8 +156,8 @@ class Group:
 class Tile:
     """One head's scores of a block of 128 queries.
 
-    Where the grid has steps over the queries, the last block starts early enough to end with the array: it sees some
-    queries again.
+    Where the grid has steps over the queries, the last block starts early enough to end with the array. So it has some
+    queries of the block before.
     """
 
     group: Group
@@ -168,7 +171,7 @@ class Tile:
 
     @property
     def lse(self) -> tuple[int, int, slice]:
-        """Where its log-sum-exp is."""
+        """The index of the tile's log-sum-exp in the array of all: (pack, block, head)."""
         return self.group.pack, self.group.image * self.shape.blocks + self.block, slice(self.head, self.head + 1)
 
     @property
@@ -187,15 +190,16 @@ class Tile:
         return self.last_of_head and self.head == self.group.heads[-1]
 
     def only_tokens(self, x: Array, otherwise: float) -> Array:
-        """Returns [rows, 128] with the values of keys that are not the image's tokens replaced."""
+        """Returns `x`, [rows, 128], with `otherwise` in the rows of keys that are not the image's tokens."""
         if len(x) == self.shape.packing.tokens:
             return x
         return jnp.where(self.group.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, otherwise)
 
     def only_queries(self, x: Array, otherwise: float) -> Array:
-        """Returns [any, 128] with the values of queries that are not the image's tokens replaced.
+        """Returns `x`, [any, 128], with `otherwise` in the columns of queries that are not the image's tokens.
 
-        An image alone in its pack may keep them: their gradient is zero, since nothing depends on them.
+        If the image is alone in its pack, `x` is returned as it is: nothing depends on empty rows, so that their
+        gradient is zero.
         """
         if self.shape.packing.images == 1:
             return x
@@ -215,10 +219,10 @@ def tiles(shape: Shape) -> Iterator[Tile]:
 
 
 def pipelined(tiles: Iterable[Tile], first: Callable[[Tile], Value], then: Callable[[Tile, Value], None]) -> None:
-    """Calls `first` on every tile, and `then` on it and what `first` returned, `LOOKAHEAD` tiles later.
+    """Calls `first` on every tile, and `LOOKAHEAD` tiles later `then` on the tile and on what `first` returned.
 
-    The compiler keeps to the order of a program more than it should: this order lets products of some tiles run beside
-    the softmax of others.
+    The compiler keeps to the order of a program more than it should. This order lets the products of some tiles run
+    beside the softmax of others.
     """
     waiting: list[tuple[Tile, Value]] = []
     for tile in tiles:

@@ -8,8 +8,8 @@ from vit_jax.kernels.tiles import choose_packing, make_shape
 # what libtpu 0.0.42 reports for v4 and v5p: 16 for 577 and 1,025 tokens of 16 x 64, 26 for 1,370 of 16 x 80, 20 for 257
 # of 16 x 80.
 TILES = 28
-# The same of [rows, lanes of heads], for the rows of queries and keys that are normalised at once: libtpu reports 17.6
-# MiB in all for two images of 196 tokens of 12 x 64 on v4.
+# Arrays of [rows, lanes of heads] in float32, for the rows of queries and keys that are normalised at once. From what
+# libtpu reports: 17.6 MiB in all for two images of 196 tokens of 12 x 64 on v4.
 CHANGED = 14
 FLOAT32 = 4  # bytes
 
@@ -17,15 +17,15 @@ FLOAT32 = 4  # bytes
 def vmem_bytes(
     images: int, tokens: int, heads: int, head_dim: int, itemsize: int, change: QKChange | None = None
 ) -> int:
-    """Returns about how many bytes the backward pass needs, which is the larger one.
+    """Returns an estimate of the bytes that the backward pass needs, which needs more than the forward pass.
 
     Args:
-        images: on one device, in one part of the batch.
-        tokens: of an image.
-        heads: on one device.
-        head_dim: channels of a head.
-        itemsize: bytes of a channel.
-        change: of queries and keys; None: there is none.
+        images: the number of images on one device, in one of the `accum_steps` parts of a batch.
+        tokens: the number of tokens of an image.
+        heads: the number of heads on one device.
+        head_dim: the channels of a head.
+        itemsize: the bytes of a channel.
+        change: the change of queries and keys; None: there is none.
     """
     packing = choose_packing(tokens, heads, images)
     rows = packing.rows

@@ -109,8 +109,8 @@ def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
 def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Queries], Scores]:
     """Returns a function: scaled queries -> what is added to their scores, the products with the rows of the offsets.
 
-    So the row r of the offset is added to the key, and scaled as the key is: softmax(q (k + r)ᵀ / √head_dim). Places
-    are numbered in the raster order of the patches (1-D). The paper does not state the class token's place. With
+    The row r of the offset counts like a key, and is scaled like one: softmax(q (k + r)ᵀ / √head_dim). Places are
+    numbered in the raster order of the patches (1-D). The paper does not state the class token's place. With
     `position_rows=all`, the tokens before the patches come first in this order. With `position_rows=class`, registers
     have no place. With `position_rows=patches`, only patches have one. Nothing is added to the score of a pair if one
     of its tokens has no place.

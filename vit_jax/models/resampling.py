@@ -44,8 +44,10 @@ def bilinear_matrix(old: int, new: int) -> np.ndarray:
 
 
 def _distances(old: int, new: int) -> np.ndarray:
-    """Returns the distance of each new centre from each old one [new, old], in old steps or, where the grid shrinks, in
-    new ones. The outermost edges keep their places (half-pixel centres).
+    """Returns the distance of each new centre from each old one, [new, old].
+
+    The unit is the step of the old grid, or that of the new grid if the grid shrinks. The outermost edges keep their
+    places (half-pixel centres).
     """
     centres = (np.arange(new) + 0.5) * old / new
     return np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(old / new, 1)

@@ -129,7 +129,7 @@ class SqueezeExcitation(nn.Module):
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> FeatureMap:
-        """Returns `x` times the factors; the mean is that of the channel over rows and columns."""
+        """Returns `x` times the factors. `mean` is the mean of each channel over rows and columns."""
         channels = x.shape[-1]
         mean = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
         hidden = nn.relu(Dense(channels // self.reduction, ("width", "hidden"), name="reduce")(mean))

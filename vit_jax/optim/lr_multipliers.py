@@ -16,22 +16,23 @@ from vit_jax import UserError, tree
 from vit_jax.models import block_name, count_blocks, is_before_blocks, is_stacked
 from vit_jax.tree import ArrayTree
 
-Multiplier: TypeAlias = float | Float[np.ndarray, " depth"]  # an array: of a stack whose blocks have different ones
+Multiplier: TypeAlias = float | Float[np.ndarray, " depth"]  # an array for a stack whose blocks have different ones
 
 
 @dataclasses.dataclass(frozen=True)
 class LrMultipliers:
-    """What the learning rate of each parameter is multiplied by: the factor of its depth times that of its name.
+    """What the learning rate of each parameter is multiplied by: the factor of its depth times the factor of its name.
 
     With `layer_decay` d and N blocks, the factor of depth is d^(N + 1) before the blocks, d^(N - i) in block i (from
     0), and 1 after them: the layers of BEiT (arXiv 2106.08254) and MAE (arXiv 2111.06377, appendix A.1). Where the
     product is 0 the parameter is frozen.
 
     Attributes:
-        patterns: (regular expression, factor); the first that matches the whole name counts. A block's row of a stack
-            has two names, `encoder/blocks/norm1/scale` and `encoder/blocks/0/norm1/scale`.
+        patterns: (regular expression, factor of a name). The first pattern that matches the whole name counts; without
+            a match the factor is 1. The row of a block in a stack has two names, `encoder/blocks/norm1/scale` and
+            `encoder/blocks/0/norm1/scale`.
         layer_decay: d.
-        frozen_blocks: the number of blocks that are frozen, with what is before them.
+        frozen_blocks: how many of the first blocks are frozen, together with everything before the blocks.
     """
 
     patterns: tuple[tuple[str, float], ...]
@@ -39,7 +40,7 @@ class LrMultipliers:
     frozen_blocks: int
 
     def of(self, name: str, depth: int) -> Multiplier:
-        """Returns the multiplier of a parameter of a model with `depth` blocks."""
+        """Returns the multiplier of a parameter of a model with `depth` blocks: one for each block if they differ."""
         if not is_stacked(name):
             before = is_before_blocks(name)
             factor = self.layer_decay ** (depth + 1) if before else 1.0
@@ -64,7 +65,7 @@ class LrMultipliers:
         return {name: self.of(name, depth) for name in names}
 
     def scale(self, updates: ArrayTree) -> ArrayTree:
-        """Returns the updates of the trained part of the parameters, multiplied."""
+        """Returns the updates of the trained part of the parameters, each times its multiplier."""
         return self._map(lambda leaf, number: leaf * number, updates)
 
     def keep_frozen(self, updates: ArrayTree) -> ArrayTree:

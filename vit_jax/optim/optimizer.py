@@ -17,10 +17,10 @@ def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTran
     """Returns the chain: clip -> precondition -> weight decay -> learning-rate multipliers -> learning rate.
 
     Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
-    decay p), as in the Adam that the paper used; with `"schedule"` by rate / base_lr, p <- p - rate u - rate / base_lr
-    decay p, as in big_vision, even if `base_lr` is 0. These settings do not change the structure of the state.
-    LAMB adapts updates to the norms of arrays after weight decay, those of arrays that decay; schedule-free AdamW
-    averages what the whole chain would do.
+    decay p), as in the Adam that the paper used. With `decay_factor="schedule"` it is multiplied by rate / base_lr,
+    p <- p - rate u - rate / base_lr decay p, as in big_vision, even if `base_lr` is 0. The structure of the state is
+    the same with both. After weight decay, LAMB scales the updates of those arrays that decay to the norms of the
+    arrays. For schedule-free AdamW, the whole chain is wrapped in `optax.contrib.schedule_free`.
 
     Raises:
         UserError: `config.optim.lr_multipliers` cannot be parsed.
@@ -58,5 +58,5 @@ def _all(params: optax.Params) -> optax.Params:
     return jax.tree.map(lambda _: True, params)
 
 
-# `optim.decays` -> from the parameters to which of them decay.
+# `optim.decays` -> a function: parameters -> a tree of bools, whether each decays.
 DECAYED: Mapping[str, Callable[[optax.Params], optax.Params]] = {"kernels": _kernels, "all": _all}

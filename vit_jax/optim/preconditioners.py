@@ -1,7 +1,7 @@
-"""The optimizers: what makes an update of a gradient, before weight decay and the learning rate, from optax.
+"""The optimizers, from optax: each turns a gradient into an update, before weight decay and the learning rate.
 
-The arrays of encoder blocks have a leading axis of layers. What an optimizer computes of a whole array, it computes of
-each layer by itself.
+The arrays of encoder blocks have a leading axis of layers. Where an optimizer computes something over a whole array,
+such as its norm, it computes that for each layer by itself.
 """
 
 import functools
@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 from vit_jax import tree
 from vit_jax.models import is_stacked
 
-# Last part of the name of a matrix -> its axes of inputs and of outputs, from the last; other axes number matrices.
+# Last part of the name of a matrix -> (its axes of inputs, its axes of outputs), counted from the last axis. The other
+# axes number matrices.
 MATRICES = {
     "qkv/kernel": ((-4,), (-2, -1)),
     "(query|key|value)/kernel": ((-3,), (-2, -1)),
@@ -42,7 +43,7 @@ def _lion(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _adafactor(config: ConfigDict) -> optax.GradientTransformation:
-    """The variant of Zhai et al., section 3.4, with the settings of big_vision's code."""
+    """Adafactor in the variant of Zhai et al. (2106.04560), section 3.4, with the settings of big_vision's code."""
 
     def decay(step: jax.Array, exponent: float) -> jax.Array:
         return jnp.minimum(config.optim.beta2, 1 - (step.astype(jnp.float32) + 1) ** -exponent)
@@ -56,7 +57,10 @@ def _adafactor(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def _muon(config: ConfigDict) -> optax.GradientTransformation:
-    """Muon for matrices, Adam with Nesterov's momentum for the rest, with updates of the same size (Liu et al.)."""
+    """Muon for matrices, and Adam with Nesterov's momentum for all other arrays.
+
+    The updates of matrices are scaled to the size of Adam's (Liu et al., 2502.16982).
+    """
     return optax.chain(
         optax.contrib.muon(
             -1.0,
@@ -77,29 +81,31 @@ def _matrix_axes(name: str, leaf: Any) -> optax.contrib.MuonDimensionNumbers | N
 
 
 def _match_adam(name: str, update: jax.Array) -> jax.Array:
-    """Scales the update of a matrix from the size that optax gives it to 0.2 sqrt(max(inputs, outputs)).
+    """Returns the update of a matrix scaled by 0.2 sqrt(max(inputs, outputs)), and that of another array as it is.
 
-    Optax's is sqrt(max(1, outputs / inputs)).
+    Optax has already scaled the update of a matrix by sqrt(max(1, outputs / inputs)), which this replaces.
     """
     axes = _matrix_axes(name, update)
     return 0.2 * math.sqrt(math.prod(update.shape[axis] for axis in axes.reduction_axis)) * update if axes else update
 
 
 def adapt_to_norms(adapted: Callable[[optax.Params], optax.Params]) -> optax.GradientTransformation:
-    """Returns LAMB's last step: an update is multiplied by the norm of its array over its own norm, 1 if either is 0.
+    """Returns LAMB's last step: an update is multiplied by (norm of its array) / (norm of the update).
+
+    The factor is 1 if either norm is 0.
 
     Args:
-        adapted: from the parameters to which of them it is done for.
+        adapted: parameters -> a tree of bools, whether the updates of each are multiplied.
     """
     return optax.masked(_each_layer(optax.scale_by_trust_ratio(), None), adapted)
 
 
 def _each_layer(transformation: optax.GradientTransformation, state_axes: Any) -> optax.GradientTransformation:
-    """Returns the transformation of each array, for stacked ones of each layer by itself.
+    """Returns a transformation that treats each layer of a stacked array as an array of its own.
 
     Args:
-        transformation: of arrays.
-        state_axes: the axes of layers in its state: a prefix of it.
+        transformation: what is done to each array.
+        state_axes: the axes of layers in the state of `transformation`, as a tree that is a prefix of the state.
     """
 
     def mapped(function: Callable, axes: tuple, out_axes: Any) -> Callable:
@@ -120,7 +126,7 @@ def _label(params: optax.Params) -> optax.Params:
     return tree.map_named(lambda name, _: "layers" if is_stacked(name) else "arrays", params)
 
 
-# `optim.name` -> from the configuration to what makes updates of gradients.
+# `optim.name` -> a function: configuration -> the transformation of gradients into updates.
 PRECONDITIONERS: Mapping[str, Callable[[ConfigDict], optax.GradientTransformation]] = {
     "adamw": _adamw,
     "sgd": _sgd,

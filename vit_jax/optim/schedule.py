@@ -35,7 +35,7 @@ def _rsqrt(config: ConfigDict, step: jax.Array, p: jax.Array) -> jax.Array:
     return 1 / jnp.sqrt(jnp.maximum(step + timescale - config.warmup_steps, timescale) / timescale)
 
 
-# `decay_type` -> from the configuration, the step and p to the rate divided by `base_lr`, but for warm-up and cooldown.
+# `decay_type` -> a function: (configuration, step, progress p) -> rate / `base_lr`, without warm-up and cooldown.
 DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.ArrayLike]] = {
     "cosine": lambda config, step, p: 0.5 * (1 + jnp.cos(jnp.pi * p)),
     "linear": lambda config, step, p: _linear_end(config) + (1 - _linear_end(config)) * (1 - p),

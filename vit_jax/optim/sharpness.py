@@ -19,12 +19,12 @@ SMALLEST_NORM = 1e-12  # the authors'
 class Sharpness:
     """How a step looks for sharpness, in two passes over its batch.
 
-    With g the gradient at the parameters p and s that at p + rho g / |g|, where |g| is the norm over all parameters
-    and of the whole batch, the step follows s - alpha r, where r is the part of g that is orthogonal to s.
+    Let g be the gradient of the whole batch at the parameters p, and |g| its norm over all parameters. Let s be the
+    gradient at p + rho g / |g|. The step follows s - alpha r, where r is the part of g that is orthogonal to s.
     Sources: Foret et al., arXiv 2010.01412 (SAM, alpha 0); Zhuang et al., arXiv 2203.08065, algorithm 1 (GSAM).
 
     Attributes:
-        rho: the length of the move at a step.
+        rho: step -> the length of the move.
         alpha: the weight of the gap between the two losses.
     """
 
@@ -45,11 +45,12 @@ class Sharpness:
 
 
 def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> Sharpness | None:
-    """Returns what `config.optim.sam_rho` asks for; None: 0.
+    """Returns how a run looks for sharpness, or None if `config.optim.sam_rho` is 0.
 
     Args:
-        config: of a run.
-        relative_rate: the learning rate divided by `base_lr`, with which rho falls from `sam_rho` to `sam_rho_min`.
+        config: the configuration of the run.
+        relative_rate: step -> the learning rate divided by `base_lr`. With it, rho falls linearly from `sam_rho` at 1
+            to `sam_rho_min` at 0. If `sam_rho_min` is None, rho is constant.
     """
     largest, least = config.optim.sam_rho, config.optim.sam_rho_min
     if not largest:

@@ -28,8 +28,9 @@ class TrainedPart(Protocol):
 class LastBlocks:
     """All parameters but the first blocks and what is before them.
 
-    The first blocks are frozen with everything before them, so that no gradient passes through either. A part has the
-    names of the parameters, without those that are frozen as a whole; its stacks have the rows of the other blocks.
+    The first blocks are frozen with everything before them, so that no gradient passes through either. The trained part
+    has the names of the parameters, without those that are frozen as a whole. Its stacks have the rows of the trained
+    blocks only.
 
     Attributes:
         frozen_blocks: the number of frozen blocks; 0: all parameters are trained.
@@ -48,7 +49,8 @@ class LastBlocks:
     def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
         """Returns what the model is applied to: the trained part, with the frozen rest of the parameters.
 
-        The blocks are two stacks, the frozen ones and the others: gradients of the second do not touch the first.
+        The blocks become a tuple of two stacks, the frozen and the trained blocks. So the gradients of the second stack
+        do not touch the first.
         """
         if not self.frozen_blocks:
             return trained
@@ -60,7 +62,7 @@ class LastBlocks:
         return tree.unflatten(others | {STACK.rstrip("/"): tuple(filter(None, blocks))})
 
     def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
-        """Returns the parameters with another trained part, written in place where they are donated."""
+        """Returns the parameters with another trained part. Arrays that are donated are updated in place."""
         if not self.frozen_blocks:
             return trained
         leaves = tree.flatten(params)
@@ -85,7 +87,7 @@ class Adapters:
         return tree.unflatten({name: leaf for name, leaf in leaves if is_factor(name) or is_head(name)})
 
     def complete(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:
-        """Returns what the model is applied to, which adds the adapters to the kernels, block by block."""
+        """Returns what the model is applied to: all parameters. The model adds the adapters to the kernels itself."""
         return self.replace(params, trained)
 
     def replace(self, params: ArrayTree, trained: ArrayTree) -> ArrayTree:

@@ -1,4 +1,4 @@
-"""Where a model's arrays lie while its function is traced, by the names of their dimensions."""
+"""How a model's arrays are sharded while its function is traced, by the names of their dimensions."""
 
 import contextlib
 import contextvars
@@ -22,7 +22,7 @@ _split_dimensions: contextvars.ContextVar[frozenset[str]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Sets the mesh of the functions below while a function is traced; without a mesh they do nothing."""
+    """Sets the mesh for the functions of this module while a model is traced inside; without a mesh they do nothing."""
     token = _mesh.set(mesh)
     try:
         yield
@@ -41,9 +41,10 @@ def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
 
 
 def gather(parameter: jax.Array, dimensions: Dimensions, dtype: Any) -> jax.Array:
-    """Gathers a parameter, where it is used, over the axes that split the batch; its gradient is split again.
+    """Gathers a parameter, where it is used, over the mesh axes that split the batch. Its gradient is split again.
 
-    The parameter passes between devices rounded to `dtype`, and its gradient in the dtype of the parameter.
+    The parameter is rounded to `dtype` to pass between devices, and is returned in its own dtype. The gradient passes
+    between devices in the dtype of the parameter.
 
     Without the constraint, the compiler may split over `tensor` what is split over `fsdp`, or gather the batch instead.
     """
@@ -62,7 +63,7 @@ def gather(parameter: jax.Array, dimensions: Dimensions, dtype: Any) -> jax.Arra
 def _gather(
     parameter: jax.Array, gathered: NamedSharding, backwards: tuple[NamedSharding, ...], dtype: Any
 ) -> jax.Array:
-    """Constrains the sharding of a parameter; that of its gradient to each of `backwards` in turn."""
+    """Constrains the sharding of a parameter to `gathered`, and that of its gradient to each of `backwards` in turn."""
     return jax.lax.with_sharding_constraint(parameter.astype(dtype), gathered).astype(parameter.dtype)
 
 
@@ -149,7 +150,7 @@ def _axes(spec: P) -> set[str]:
 
 
 def _vary(part: jax.Array, spec: P, axes: Iterable[str]) -> jax.Array:
-    """Returns a part of an array; its gradient will be summed over those of the axes that do not split the array."""
+    """Returns a part of an array whose gradient will be summed over those of `axes` that do not split the array."""
     over = set(axes) - _axes(spec)
     return jax.lax.pcast(part, tuple(axis for axis in AXES if axis in over), to="varying")
 

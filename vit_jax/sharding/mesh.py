@@ -15,10 +15,12 @@ from vit_jax.sharding.tables import ACTIVATION_AXES, AXES, PARAMETER_AXES
 
 
 def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
-    """Returns the sizes of the axes of `config.mesh` over a number of devices.
+    """Returns mesh axis -> its size, for the mesh of `config.mesh` over a number of devices.
+
+    A size of -1, which one axis may have, stands for all devices that the other axes leave.
 
     Raises:
-        UserError: they do not multiply to that number, or do not divide the batch.
+        UserError: the sizes do not multiply to the number of devices, or do not divide the batch.
     """
     asked_sizes = (config.mesh.slice, config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     sizes = dict(zip(AXES, asked_sizes, strict=True))

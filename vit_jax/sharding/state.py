@@ -1,4 +1,4 @@
-"""Where the arrays of a training state lie."""
+"""How the arrays of a training state are sharded."""
 
 import itertools
 import re
@@ -15,9 +15,9 @@ def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Returns the sharding of every leaf of a training state (or of parameters), by `tables.py`.
 
     The names of optimizer moments and of the moving average end in the name of their parameter. They are sharded as the
-    parameter is. A mean over some dimensions is split along the dimensions that are left, and an array of some layers
-    as one of all layers. Other leaves are copied to every device. A dimension that its axis does not divide is not
-    split.
+    parameter is. A mean over some dimensions of the parameter is split along the dimensions that it still has. An array
+    that has only some of the layers is split like the parameter of all layers. Other leaves are copied to every device.
+    A dimension that its mesh axis does not divide is not split.
     """
     shapes = {name: leaf.shape for name, leaf in tree.flatten(state).items()}
     owned = {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
@@ -33,7 +33,16 @@ def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
 
 
 def _parameter_partition(name: str, shape: tuple[int, ...], parameter: tuple[int, ...], mesh: Mesh) -> P:
-    """Returns the mesh axes of an array that has some of the dimensions of a parameter, or all."""
+    """Returns the partition of an array that has all dimensions of a parameter, or some of them.
+
+    Args:
+        name: the name of the array, which ends in the name of the parameter.
+        shape: the shape of the array.
+        parameter: the shape of the parameter.
+
+    Raises:
+        KeyError: `PARAMETER_DIMENSIONS` has no row for the parameter.
+    """
     dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
     if dimensions is None or len(parameter) - len(dimensions) not in (0, 1):
         raise KeyError(f"{name} {parameter} has no row in sharding.tables.PARAMETER_DIMENSIONS")

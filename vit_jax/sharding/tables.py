@@ -3,14 +3,14 @@
 The mesh has four axes, the slowest links first: `slice` (TPU slices, connected by the data centre's network), `data`,
 `fsdp` and `tensor`. The batch is split over the first three. Over `fsdp`, the parameters, the optimizer state and the
 moving average are split too (ZeRO-3: parameters are gathered where they are used, gradients are scattered again). Over
-`tensor`, attention heads and MLPs are split, with their parameters; a BiT has neither, and the devices repeat its work.
-Models name dimensions of arrays, never mesh axes.
+`tensor`, attention heads and MLPs are split, with their parameters. A BiT has neither, so that the devices along this
+axis repeat its work. Models name dimensions of arrays, never mesh axes.
 
 What a device exchanges in a step, in bytes of the whole arrays of its collectives (`planning/collectives.py` reads
-them). P is the size of the parameters that it computes with (its part of heads and MLPs), A that of its tokens [rows,
-tokens, width]:
+them). P is the size of the parameters that it computes with (its part of heads and MLPs). A is the size of its tokens
+[rows, tokens, width].
 
-    slice, data      all-reduce          P          gradients; P / fsdp of those that fsdp has scattered
+    slice, data      all-reduce          P          gradients; P / fsdp if they were scattered over fsdp before
     fsdp             all-gather          P          parameters; 2 P with remat, which gathers again
                      reduce-scatter      P          gradients; an all-reduce on CPUs, where XLA forms no other
     tensor           all-reduce          4 depth A  after attention and MLP, forwards and backwards
@@ -18,7 +18,7 @@ tokens, width]:
 
 Scalars come on top. Kernels are exchanged in the dtype of the activations, and so are their gradients unless
 `optim.grad_dtype` is float32; other gradients are float32. Gradients are exchanged for each of the `accum_steps` parts.
-Only gradients and MixUp's row cross slices; on TPUs, as messages between hosts.
+Only gradients and the image of MixUp or CutMix cross slices. On TPUs they do so as messages between hosts.
 """
 
 import math
@@ -90,11 +90,11 @@ PARAMETER_DIMENSIONS = {
 
 
 def partition(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Returns the mesh axes of each dimension; none for a dimension that its axes do not divide."""
+    """Returns the mesh axes of each dimension, as `table` has them; None where they do not divide the dimension."""
     axes = [table.get(dimension) for dimension in dimensions]
     return P(*(a if a and size % axes_size(mesh, a) == 0 else None for a, size in zip(axes, shape, strict=True)))
 
 
 def axes_size(mesh: Mesh, axes: str | tuple[str, ...]) -> int:
-    """Returns over how many devices an axis, or several, split a dimension."""
+    """Returns into how many parts a mesh axis, or several together, split a dimension."""
     return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))

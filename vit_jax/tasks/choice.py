@@ -14,17 +14,18 @@ from vit_jax.tasks.task import Task
 
 
 def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: int | None = None) -> Task:
-    """Returns the objective that `config.task` describes.
+    """Returns the task that `config.task` describes.
 
     Args:
-        config: of the run.
-        model: with any head.
-        num_classes: of the data.
-        max_labels: of an image in multi-label data.
+        config: the configuration of the run.
+        model: the model, whatever its head is for.
+        num_classes: the number of classes of the data.
+        max_labels: the most labels of an image in multi-label data; None: every image has one label.
 
     Raises:
-        UserError: softmax is used with a single class, or with several labels an image; targets of 0 and 1 are asked of
-            another loss; masked patches do not suit the model, or fields of classification are set for them.
+        UserError: softmax is used with a single class, or with several labels an image; `mixed_labels=one` is used with
+            another loss than sigmoid or with label smoothing; one of two heads would not be trained; masked patches do
+            not suit the model or the preprocessing, or fields of classification are set for them.
     """
     if config.task.kind == "masked_patches":
         return _make_masked_patches(config, model)
@@ -95,11 +96,12 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
 
 
 def task_of_model(model: Model) -> Task:
-    """Returns the task of a model whose run is not known, by its head: classification by the loss that the model
-    states, or masked patches as in the paper.
+    """Returns the task of a model whose run is not known, as its head shows it.
+
+    The task is classification by the loss that the model states, or masked patch prediction as in the paper.
 
     Raises:
-        UserError: it predicts patches, but none of the targets has as many outputs.
+        UserError: the model predicts patches, but no target has as many outputs.
     """
     if model.field("head") == "patches":
         size, outputs = model.field("patch_size"), model.field("num_classes")

@@ -18,12 +18,12 @@ class Classify:
     Attributes:
         num_classes: K.
         loss: "softmax" or "sigmoid".
-        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K; sigmoid targets are 1 - s and s, as in the
-            authors' ImageNet recipe (s = 1e-4).
+        label_smoothing: s. Softmax targets are (1 - s) onehot + s / K. Sigmoid targets are 1 - s for the classes of the
+            image and s for the others, as in the authors' ImageNet recipe (s = 1e-4).
         mixup: alpha of MixUp (arXiv 1710.09412); 0 for none.
         mixup_probability: the fraction of steps that mix.
         cutmix: alpha of CutMix (arXiv 1905.04899); 0 for none. With MixUp, each is used in half of the mixing steps.
-        mixed_labels: "share", the target of both classes of a mixed image is their share of it; or "one", every target
+        mixed_labels: "share": the target of each class of a mixed image is its share of the image. "one": every target
             that is not 0 becomes 1, as with DeiT III's binary cross-entropy (arXiv 2204.07118).
     """
 
@@ -76,7 +76,10 @@ class Classify:
         images: Float[Array, "batch height width 3"],
         targets: Float[Array, "batch classes"],
     ) -> tuple[Float[Array, "batch height width 3"], Float[Array, "batch classes"]]:
-        """Mixes each row of the global batch with the row before it: one ratio (MixUp) or box (CutMix) per step."""
+        """Mixes each row of the global batch with the row before it, and the first row with the last.
+
+        There is one ratio (MixUp) or box (CutMix) per step. Returns the images and the targets.
+        """
         if not (self.mixup or self.cutmix):
             return images, targets
         ratio_key, box_key, kind_key, chance_key = jax.random.split(key, 4)
@@ -107,8 +110,8 @@ class Classify:
         """Returns `n`, `accuracy`, `top5` and `loss`, each summed over the rows whose `mask` is 1.
 
         The loss is computed from the labels without smoothing or mixing. For an image with several labels, any of them
-        counts as correct. Where images have one label, a negative one is none, and the row is left out. Logits that are
-        no numbers are wrong.
+        counts as correct. If images have one label each, a negative label means none, and the row is left out. A row
+        with a logit that is NaN counts as wrong.
         """
         mask = mask * (labels >= 0) if labels.ndim == 1 else mask
         plain = dataclasses.replace(self, label_smoothing=0.0)

@@ -15,7 +15,7 @@ class Corruption(NamedTuple):
     Attributes:
         corrupted: the patch is to be predicted.
         masked: its embedding is replaced by the [mask] embedding.
-        source: the patch whose pixels it has; itself, unless it is swapped.
+        source: the number of the patch whose pixels it gets; its own number, unless it is swapped.
     """
 
     corrupted: Bool[Array, "batch patches"]
@@ -28,10 +28,10 @@ def draw_corruption(keys: Keys, patches: int, corrupted: float, masked: float, s
 
     Args:
         keys: random keys [batch].
-        patches: of an image.
+        patches: the number of patches of an image.
         corrupted: the fraction of the patches that are corrupted: in each image the same number, rounded, at least 1.
         masked: the probability that a corrupted patch is masked.
-        swapped: the probability that it has the pixels of another patch.
+        swapped: the probability that a corrupted patch gets the pixels of another patch.
     """
     count = max(1, round(corrupted * patches))
 

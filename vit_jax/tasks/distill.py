@@ -13,20 +13,20 @@ from vit_jax.tasks.task import Targets
 
 @dataclasses.dataclass(frozen=True)
 class Distill(Classify):
-    """Classification whose loss is `(1 - teacher_weight)` times that of the labels plus `teacher_weight` times that of
-    the teacher.
+    """Classification by labels and a teacher: the loss is `(1 - teacher_weight)` times the loss against the labels plus
+    `teacher_weight` times the loss against the teacher.
 
-    The teacher is given the images as the student is, cropped and mixed (the consistent teaching of arXiv 2106.05237;
-    with `teacher_weight=1`, its function matching). Soft targets are the teacher's probabilities at a temperature T,
-    and the loss is T^2 times their divergence from the student's at the same T (arXiv 1503.02531). Hard targets are the
-    teacher's best class (arXiv 2012.12877).
+    The teacher is given the same images as the student, cropped and mixed (the consistent teaching of arXiv 2106.05237;
+    with `teacher_weight=1`, its function matching). Soft targets are the teacher's probabilities at a temperature T.
+    Their loss is T^2 times the divergence of the student's probabilities at the same T from them (arXiv 1503.02531).
+    Hard targets are the teacher's best class (arXiv 2012.12877).
 
     Attributes, besides those of `Classify`:
-        teacher_weight: of the teacher's loss, 0 to 1.
+        teacher_weight: the weight of the loss against the teacher, 0 to 1.
         teacher_targets: "soft" or "hard".
-        temperature: T, of soft targets.
-        two_heads: the model has a second head, which learns from the teacher alone, as the first then does from the
-            labels (arXiv 2012.12877).
+        temperature: T of soft targets.
+        two_heads: whether the model has a second head. The second head then learns from the teacher alone, and the
+            first from the labels alone (arXiv 2012.12877).
     """
 
     teacher_weight: float = 0.5
@@ -44,7 +44,7 @@ class Distill(Classify):
 
         Args:
             outputs: logits [batch, classes], or [batch, 2, classes] of two heads.
-            targets: those of the labels, and the teacher's logits, each [batch, classes].
+            targets: (the targets from the labels, the teacher's logits), each [batch, classes].
         """
         labels, taught = targets
         own, copied = (outputs[:, 0], outputs[:, 1]) if self.two_heads else (outputs, outputs)
@@ -54,7 +54,7 @@ class Distill(Classify):
     def teacher_losses(
         self, logits: Float[Array, "batch classes"], taught: Float[Array, "batch classes"]
     ) -> Float[Array, " batch"]:
-        """Returns how far the logits of each example are from the teacher's."""
+        """Returns the loss of each example's `logits` against the teacher's logits, `taught`."""
         if self.teacher_targets == "hard":
             return super().losses(logits, jax.nn.one_hot(taught.argmax(axis=1), self.num_classes))
         student, teacher = logits / self.temperature, taught / self.temperature

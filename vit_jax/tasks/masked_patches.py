@@ -16,24 +16,24 @@ PatchTargets = dict[str, Array]  # `pixels` int32 [batch, patches, rows, columns
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPatches:
-    """Predicts corrupted patches from what the model makes of their own tokens; labels are not read.
+    """Predicts each corrupted patch from the model's output for its token. Labels are not read.
 
-    Embeddings are replaced before the positions are added, so that a patch of pixels which takes the place of another
-    is the same as its embedding doing so. The masks of training are a function of seed, step and row; those of an
-    evaluation of the image alone.
+    Embeddings are replaced before the positions are added. So replacing the pixels of a patch by those of another patch
+    is the same as replacing its embedding. In training, the corruption is a function of seed, step and row. In an
+    evaluation, it is a function of the image alone.
 
     UNCONFIRMED in the paper, so chosen here: half of the patches of each image, not of the batch, is corrupted; another
-    patch is one of the same image; the [mask] embedding starts at 0, as the class token does, and the embedding's bias
-    is added to it as to those of patches; the head is linear (`model.pre_logits` puts a tanh layer before it).
+    patch is one of the same image; the [mask] embedding starts at 0, as the class token does; the bias of the patch
+    embedding is added to it too; the head is linear (`model.pre_logits` puts a tanh layer before it).
 
     Attributes:
         patch_size: pixels on a side.
         target: one of `TARGETS`.
         corrupted: the fraction of the patches that are corrupted.
-        masked: the fraction of these whose embedding is replaced by [mask].
-        swapped: the fraction of these whose embedding is replaced by that of another patch; the others stay.
-        swap_from: where that patch is: in the same image, or (batch) in the image before it in the batch. In an
-            evaluation it is in the same image, so that the metrics do not depend on the batch.
+        masked: the fraction of the corrupted patches whose embedding is replaced by [mask].
+        swapped: the fraction of the corrupted patches that get the pixels of another patch. The rest stay as they are.
+        swap_from: where that other patch is. "image": in the same image. "batch": in the image before it in the batch.
+            In an evaluation it is always in the same image, so that the metrics do not depend on the batch.
     """
 
     kind: ClassVar[str] = "masked_patches"
@@ -52,17 +52,17 @@ class MaskedPatches:
         return {"num_classes": TARGETS[self.target].outputs(self.patch_size), "head": "patches"}
 
     def describe(self, class_names: tuple[str, ...] | None) -> dict[str, Any]:
-        """Returns that the outputs are not the classes of the data."""
+        """Returns no class names, as the outputs are not classes of the data."""
         return {"class_names": None}
 
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, PatchTargets]:
-        """Returns corrupted images and which patches are masked; and the images' pixels."""
+        """Returns inputs (corrupted images, which patches are masked) and targets (`PatchTargets` of the originals)."""
         images = batch["image"]
         swaps = jnp.roll(images, 1, axis=0) if self.swap_from == "batch" else images
         return self._examples(jax.random.split(key, len(images)), images, swaps)
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, PatchTargets]:
-        """Returns the same, corrupted as the pixels of each image say."""
+        """Returns inputs and targets as `train_examples` does; the corruption depends on each image's pixels alone."""
         images = batch["image"]
         return self._examples(keys_of_images(self._levels(images)), images, images)
 
@@ -73,7 +73,10 @@ class MaskedPatches:
     def metric_sums(
         self, outputs: Float[Array, "batch patches outputs"], targets: PatchTargets, mask: Float[Array, " batch"]
     ) -> dict[str, Float[Array, ""]]:
-        """Returns `n`, `accuracy` and `loss` of the corrupted patches, summed over the rows whose `mask` is 1."""
+        """Returns `n`, `accuracy` and `loss`, summed over the rows whose `mask` is 1.
+
+        The accuracy and the loss of a row are means over its corrupted patches.
+        """
         accuracies = TARGETS[self.target].accuracies(outputs, targets["pixels"])
         losses = self.losses(outputs, targets)
         return {
@@ -85,8 +88,10 @@ class MaskedPatches:
     def pictures(
         self, inputs: Inputs, targets: PatchTargets, outputs: Float[Array, "batch patches outputs"]
     ) -> dict[str, Float[Array, "batch height width 3"]]:
-        """Returns the images as the model is given them, masked patches grey, and with what it predicts in the place of
-        corrupted ones; values in [-1, 1].
+        """Returns two pictures of each image, with values in [-1, 1].
+
+        `corrupted` is the image as the model is given it, with masked patches grey. `predicted` is the original image
+        with the model's predictions in place of the corrupted patches.
         """
         height, given = inputs["images"].shape[1], cut_patches(inputs["images"], self.patch_size)
         drawn = TARGETS[self.target].picture(outputs, self.patch_size)
@@ -98,7 +103,7 @@ class MaskedPatches:
         }
 
     def _levels(self, images: Float[Array, "batch height width 3"]) -> Int[Array, "batch patches rows columns 3"]:
-        """Returns the pixels of patches as the whole numbers, 0 to 255, that they were."""
+        """Returns the patches of images in [-1, 1] with the whole numbers, 0 to 255, that their pixels once were."""
         return jnp.rint((cut_patches(images, self.patch_size) + 1) * (WHITE / 2)).astype(jnp.int32)
 
     def _examples(

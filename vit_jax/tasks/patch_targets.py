@@ -23,7 +23,7 @@ OfPatches: TypeAlias = Float[Array, "batch patches"]
 
 
 class PatchTarget(Protocol):
-    """One of the targets."""
+    """What is predicted of a patch: one of `TARGETS`."""
 
     def outputs(self, patch_size: int) -> int:
         """Returns the number of outputs for a patch of `patch_size` pixels on a side."""
@@ -32,7 +32,7 @@ class PatchTarget(Protocol):
         """Returns the loss of every patch."""
 
     def accuracies(self, outputs: Outputs, pixels: Pixels) -> OfPatches:
-        """Returns the fraction of the colours of every patch that are predicted."""
+        """Returns, for every patch, the fraction of its colours that are predicted correctly."""
 
     def picture(self, outputs: Outputs, patch_size: int) -> Float[Array, "batch patches rows columns 3"]:
         """Returns the predicted patches as pixels in [-1, 1]."""
@@ -65,13 +65,16 @@ class Colors:
         )
 
     def accuracies(self, outputs: Outputs, pixels: Pixels) -> OfPatches:
-        """Returns the fraction of the colours whose logit is the largest; those that are no numbers are wrong."""
+        """Returns, for each patch, the fraction of its colours whose class has the largest logit.
+
+        A colour with a logit that is not finite counts as wrong.
+        """
         logits = self._logits(outputs)
         hits = (logits.argmax(axis=-1) == self.classes(pixels)) & jnp.isfinite(logits).all(axis=-1)
         return hits.mean(axis=-1)
 
     def picture(self, outputs: Outputs, patch_size: int) -> Float[Array, "batch patches rows columns 3"]:
-        """Returns parts of the middle of the class with the largest logit."""
+        """Returns patches whose parts have the middle colour of the class with the largest logit."""
         best = self._logits(outputs).argmax(axis=-1).reshape(*outputs.shape[:2], self.side, self.side)
         digits = jnp.stack([best // LEVELS**2, best // LEVELS % LEVELS, best % LEVELS], axis=-1)
         colors = (digits + 0.5) / LEVELS * 2 - 1
@@ -83,7 +86,7 @@ class Colors:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """The pixels of the patch, in [-1, 1], by the mean of the squared differences."""
+    """The pixels of the patch in [-1, 1]. The loss is the mean squared difference."""
 
     def outputs(self, patch_size: int) -> int:
         """Returns the number of values of a patch."""
@@ -95,7 +98,7 @@ class Whole:
         return ((outputs - wanted) ** 2).mean(axis=-1)
 
     def accuracies(self, outputs: Outputs, pixels: Pixels) -> OfPatches:
-        """Returns whether the mean colour of each predicted patch is the right one of 512."""
+        """Returns 1 for each patch whose predicted mean colour is the right one of 512, and 0 for the others."""
         drawn = self.picture(outputs, pixels.shape[2])
         levels = jnp.rint((drawn + 1) * (WHITE / 2)).astype(jnp.int32)
         hits = Colors(1).classes(levels) == Colors(1).classes(pixels)

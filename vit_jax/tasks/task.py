@@ -11,44 +11,44 @@ Targets: TypeAlias = Any  # arrays with the rows of the batch, of which only the
 
 @runtime_checkable
 class Task(Protocol):
-    """An objective. Whoever trains, evaluates, resumes, plans or exports knows of the targets what is said here."""
+    """What a model is trained for. Training, evaluation, resuming, planning and export use what is defined here."""
 
     @property
     def kind(self) -> str:
-        """What its head is for, by which evaluations know it."""
+        """A word for what the head predicts, such as `classify`. It decides which evaluations suit the task."""
 
     @property
     def output(self) -> str:
-        """What the losses of training are of: `logits`, or the name of an intermediate of the model."""
+        """The model output that `losses` takes in training: `logits`, or the name of an intermediate of the model."""
 
     @property
     def num_classes(self) -> int | None:
-        """The labels that the data must have, 0 to num_classes - 1; None: it reads none."""
+        """The number of classes: labels of the data are from 0 to num_classes - 1. None: the task reads no labels."""
 
     @property
     def head(self) -> dict[str, Any]:
         """The fields of the model's spec, by flat keyword, that the task decides."""
 
     def describe(self, class_names: tuple[str, ...] | None) -> dict[str, Any]:
-        """Returns what an exported model states of its outputs, by attribute of `Model`.
+        """Returns attribute of `Model` -> value, for the attributes that describe the outputs of an exported model.
 
         Args:
-            class_names: of the data.
+            class_names: the names of the classes of the data; None if they are unknown.
         """
 
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Targets]:
-        """Returns what the model is given for a batch of training, and what it should make of it.
+        """Returns the inputs of the model and the targets for a training batch.
 
         Args:
-            key: of the seed and the step.
+            key: a random key that depends on the seed and the step.
             batch: `image` [batch, height, width, 3] in [-1, 1] and `label` [batch].
         """
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, Targets]:
-        """Returns the same for a batch of an evaluation; of each row the same in any batch."""
+        """Returns inputs and targets for a batch of an evaluation. Those of a row do not depend on other rows."""
 
     def losses(self, outputs: Array, targets: Targets) -> Float[Array, " batch"]:
-        """Returns the loss of each row of a batch of training, given what the model makes of its inputs.
+        """Returns the loss of each row of a training batch, given the model's outputs.
 
         With a teacher, the targets are a pair: what `train_examples` returned, and the teacher's logits.
         """
@@ -56,5 +56,5 @@ class Task(Protocol):
     def metric_sums(self, outputs: Array, targets: Targets, mask: Float[Array, " batch"]) -> dict[str, Array]:
         """Returns metrics of a batch of an evaluation, and `n`, each summed over the rows whose `mask` is 1.
 
-        The metric of a split is its sum divided by that of `n`.
+        The metric of a whole split is the sum of the metric divided by the sum of `n`.
         """
