@@ -34,7 +34,7 @@ def randaug(image: RGB, rng: Generator, num_layers: int, magnitude: int | float)
     around: at 0, 10 and 20 it inverts the whole image. The enhancing ops change nothing at 5; 0 is their other extreme.
 
     Args:
-        image: at its final resolution, since translations are in pixels.
+        image: the image at its final resolution, since translations are in pixels.
         rng: the only source of randomness.
         num_layers: number of ops to apply one after the other, at least 0.
         magnitude: strength of the ops, at least 0; AugReg (arXiv 2106.10270) uses 0, 10, 15 and 20.
@@ -56,14 +56,14 @@ def random_erasing(
     """Fills a random box with noise, every value uniform in 0..255 (Zhong et al., arXiv 1708.04896).
 
     The box is sampled as in timm (`timm/data/random_erasing.py`): the logarithm of its aspect ratio (height to width)
-    is uniform between those of 0.3 and 1/0.3 (in the paper, the ratio itself is uniform), and nothing is erased after
-    ten boxes that are as high or as wide as the image. timm's "pixel" mode draws the noise after normalisation, from a
-    normal distribution.
+    is uniform between log 0.3 and log 1/0.3 (in the paper, the ratio itself is uniform). A box that is as high or as
+    wide as the image is drawn again; nothing is erased after ten such boxes. Unlike here, timm's "pixel" mode draws the
+    noise after normalisation, from a normal distribution.
 
     Args:
-        image: of any size.
+        image: an image of any size.
         rng: the only source of randomness.
-        probability: of erasing a box; 0.25 is DeiT's.
+        probability: the probability of erasing a box; 0.25 is DeiT's.
         area_min: smallest area of the box, in percent of the image's.
         area_max: largest area of the box, in percent of the image's.
     """
@@ -92,16 +92,16 @@ def color_jitter(
 ) -> RGB:
     """Changes brightness, contrast, saturation and hue in random order, as `torchvision.transforms.ColorJitter` does.
 
-    The pixels are those of Pillow: blends with black, with the mean grey level and with the grey image, and a shift of
-    the H of its HSV.
+    The pixels are those of Pillow: the first three are blends with black, with the mean grey level and with the grey
+    image. The hue is a shift of the H of Pillow's HSV.
 
     Args:
-        image: of any size.
+        image: an image of any size.
         rng: the only source of randomness.
-        brightness: x of a factor that is uniform in [max(0, 1 - x), 1 + x]; 0 changes nothing.
-        contrast: x of another factor, drawn in the same way.
-        saturation: x of a third factor, drawn in the same way.
-        hue: x of a shift that is uniform in [-x, x], in turns of the colour circle; at most 0.5.
+        brightness: the factor is uniform in [max(0, 1 - brightness), 1 + brightness]; 0 changes nothing.
+        contrast: sets the range of another factor in the same way.
+        saturation: sets the range of a third factor in the same way.
+        hue: the shift is uniform in [-hue, hue], in turns of the colour circle; at most 0.5.
     """
     amounts = [rng.uniform(max(0, 1 - x), 1 + x) for x in (brightness, contrast, saturation)]
     amounts.append(rng.uniform(-hue, hue))
@@ -111,7 +111,7 @@ def color_jitter(
 
 
 def blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
-    """Returns `first + factor * (second - first)` of uint8, clipped to 0..255 and truncated, in float32."""
+    """Returns `first + factor * (second - first)`, computed in float32, clipped to 0..255 and truncated to uint8."""
     if factor == 1:
         return second
     mixed = np.subtract(second, first, dtype=np.float32)
@@ -221,7 +221,7 @@ def cutout(image: RGB, reach: int, down: float, across: float) -> RGB:
     """Fills the part of a square that lies within the image (DeVries and Taylor, arXiv 1708.04552).
 
     Args:
-        image: of any size.
+        image: an image of any size.
         reach: half the side of the square, in pixels.
         down: the centre's row as a fraction of the height, in [0, 1).
         across: the centre's column as a fraction of the width, in [0, 1).

@@ -2,8 +2,8 @@
 
 from vit_jax.data.augment import RANDAUGMENT, RGB, Generator, random_sign, translate_y
 
-# Sub-policies, of (operation, probability, magnitude): those of its authors' code (tensorflow/tpu,
-# models/official/efficientnet/autoaugment.py, policy_v0), which big_vision and DALI have, too. Operations with
+# Sub-policies of (operation, probability, magnitude) from the authors' code (tensorflow/tpu,
+# models/official/efficientnet/autoaugment.py, policy_v0). big_vision and DALI have the same. Operations with
 # probability 0 are left out; Equalize, AutoContrast and Invert have no magnitude.
 POLICY: tuple[tuple[tuple[str, float, int], ...], ...] = (
     (("Equalize", 0.8, 0), ("ShearY", 0.8, 4)),
@@ -37,10 +37,10 @@ OPERATIONS = RANDAUGMENT | {"TranslateY": (translate_y, lambda part, rng: (rando
 
 
 def autoaugment(image: RGB, rng: Generator) -> RGB:
-    """Applies one of `POLICY`'s 25 sub-policies, picked uniformly, each of its operations with its probability.
+    """Applies one of `POLICY`'s 25 sub-policies, picked uniformly; its operations are applied with their probabilities.
 
     Args:
-        image: at its final resolution, since translations are in pixels.
+        image: the image at its final resolution, since translations are in pixels.
         rng: the only source of randomness.
     """
     for name, probability, magnitude in POLICY[rng.integers(len(POLICY))]:

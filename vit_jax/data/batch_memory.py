@@ -1,6 +1,6 @@
-"""The memory of batches, which threads or worker processes fill in place and which is used again.
+"""Memory for batches, which threads or worker processes fill in place and which is used again.
 
-Between a reader and the devices no image is copied and no memory allocated: a batch is handed on as it lies here.
+Between a reader and the devices no image is copied and no memory is allocated: a batch is passed on in this memory.
 """
 
 import collections
@@ -17,31 +17,31 @@ import numpy as np
 from vit_jax import UserError
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-ALIGNMENT = 64  # bytes: such an array is used by JAX's CPU devices as it lies
-BLOCK_BITS = 16  # of an entry of the table, for the number of the block; the others are the number of the batch + 1
+ALIGNMENT = 64  # bytes: JAX's CPU devices use an array that is aligned so without a copy
+BLOCK_BITS = 16  # low bits of a table entry, the number of the block; the high bits are the number of the batch + 1
 CLOSED = -1
 PAUSE = 0.002  # seconds
 
 
 class BatchMemory:
-    """Blocks of memory, each of which holds the arrays of one batch; can be pickled, for the processes that read.
+    """Blocks of memory, each of which holds the arrays of one batch. Can be pickled, to send it to worker processes.
 
-    A table, which all processes see, says in which block a batch lies. The batches from the one that is taken next to
-    `ahead` after it have a block; who reads a later one waits.
+    A table that all processes share says in which block a batch lies. Only the batch that is taken next and the `ahead`
+    batches after it have a block. A thread or process that reads a later batch waits until that batch has one.
     """
 
     def __init__(self, row: Mapping[str, np.ndarray], rows: int, *, start: int, ahead: int, shared: bool):
-        """Provides memory for the first batches; the kernel allocates it when it is written.
+        """Provides memory for the first `ahead + 1` batches; the kernel allocates it when it is first written.
 
         Args:
-            row: arrays of the shapes and types of those of one row.
-            rows: of a batch.
+            row: name -> array with the shape and the type that the array of this name has in one row.
+            rows: number of rows in a batch.
             start: number of the first batch.
-            ahead: batches that have memory beside the one that is taken next.
-            shared: whether other processes fill it.
+            ahead: number of batches that have memory in addition to the batch that is taken next.
+            shared: whether worker processes fill the memory; False: threads of this process do.
 
         Raises:
-            UserError: this system cannot share memory so.
+            UserError: `shared` is True, and this system is not Linux.
         """
         self._fields = dict[str, tuple[tuple[int, ...], np.dtype, int]]()  # shape, type, place in a block
         size = 0
@@ -59,7 +59,7 @@ class BatchMemory:
             self._provide(number)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process needs."""
+        """Returns what a worker process needs to open the memory."""
         return {name: vars(self)[name] for name in ("_fields", "_table_size", "_block_size", "_path")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class BatchMemory:
             os.truncate(self._file, self._table_size + blocks * self._block_size)
 
     def _provide(self, number: int) -> None:
-        """Gives a batch a block that is free, or a new one."""
+        """Gives a batch a free block, or a new block if none is free."""
         if self._free:
             block = self._free.pop()
         else:
@@ -98,7 +98,7 @@ class BatchMemory:
         return np.frombuffer(self._mapped[block], np.uint8)
 
     def _entry(self, number: int) -> int:
-        """Returns the block of a batch; waits until it has one."""
+        """Returns the block of a batch; waits until the batch has one. Raises RuntimeError if the memory was closed."""
         while True:
             entry = int(self._table[number % len(self._table)])
             if entry == CLOSED:
@@ -111,7 +111,7 @@ class BatchMemory:
         return {name: np.ndarray(shape, dtype, block, place) for name, (shape, dtype, place) in self._fields.items()}
 
     def place(self, number: int) -> dict[str, np.ndarray]:
-        """Returns the arrays [rows, ...] of a batch to be filled; waits while it is too far ahead.
+        """Returns the arrays [rows, ...] of a batch, to be filled in place; waits until the batch has memory.
 
         Raises:
             RuntimeError: the memory was closed.
@@ -119,10 +119,10 @@ class BatchMemory:
         return self._arrays(self._bytes(self._entry(number)))
 
     def take(self, number: int) -> dict[str, np.ndarray]:
-        """Returns the arrays [rows, ...] of a batch that is filled, and gives a later one memory.
+        """Returns the arrays [rows, ...] of a batch that is filled, and provides memory for a later batch.
 
-        The images lie in the memory itself, which is used again when neither they nor an array on the devices that
-        shares it is in use; the other arrays are copies, which may be kept.
+        The array `image` lies in the block itself. The block is used again for another batch once nothing refers to
+        this array, nor to an array on a device that shares its memory. The other arrays are copies, which may be kept.
         """
         index = self._entry(number)
         block = self._bytes(index)
@@ -136,7 +136,7 @@ class BatchMemory:
 
 
 def open_memory() -> int:
-    """Opens a file that lies in memory alone, is part of no folder and ends with the processes that use it.
+    """Returns the descriptor of a new file that exists only in memory, until the last process that uses it ends.
 
     Raises:
         UserError: the system is not Linux.

@@ -1,4 +1,7 @@
-"""A sample of what images contain: fingerprints cover names and labels, which stay where files are replaced."""
+"""A check of a sample of the contents of images.
+
+Fingerprints of sources cover only names and labels, which stay the same when files are replaced.
+"""
 
 import hashlib
 import itertools
@@ -9,16 +12,16 @@ import numpy as np
 from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources import Source
 
-STRETCHES, LENGTH = 8, 32  # of consecutive examples, so that few shards are opened
+STRETCHES, LENGTH = 8, 32  # stretches of as many consecutive examples, so that few shards are opened
 READERS = 16
 
 
 def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
-    """Returns a short text that differs between data of the same fingerprint if one of 256 examples differs.
+    """Returns a short text that differs between data of the same fingerprint if a sampled example differs.
 
-    They are the same ones each time, and all if there are no more; of less than 8 `stretches`, fewer. Copies of the
-    data give the same text, whatever their times and places. It is empty for data whose fingerprint covers the
-    contents.
+    The sample has 32 examples for each of the `stretches`, always the same ones, or all examples if there are no more.
+    Copies of the data give the same text, whatever their times and places. The text is empty for data whose fingerprint
+    covers the contents.
 
     Raises:
         UserError: a file or a store cannot be read.
@@ -31,7 +34,11 @@ def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
 
 
 def sample_indices(count: int, stretches: int = STRETCHES) -> list[int]:
-    """Returns which of `count` examples are sampled: stretches at fixed random places, one in each part."""
+    """Returns the indices of the examples that are sampled from `count` examples; all of them if there are few.
+
+    The examples are divided into `stretches` equal parts. In each part a stretch of `LENGTH` consecutive examples is
+    sampled, at a random place that depends only on `count` and `stretches`.
+    """
     if count <= stretches * LENGTH:
         return list(range(count))
     ends = [count * number // stretches for number in range(stretches + 1)]
@@ -41,7 +48,7 @@ def sample_indices(count: int, stretches: int = STRETCHES) -> list[int]:
 
 
 def digest_example(source: Source, index: int) -> bytes:
-    """Returns a digest of the bytes of an image, as stored, and of its label; an unreadable one has its own."""
+    """Returns a digest of the stored bytes of an image and of its label; all unreadable images have the same digest."""
     try:
         example = source[index]
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Boxes of an image, fixed or random; each takes an encoded image too, and decodes no more than it needs."""
+"""Crops of an image at fixed or random places. They accept an encoded image too, and decode no more than they need."""
 
 import math
 from typing import TypeAlias
@@ -19,14 +19,14 @@ def height_and_width(size: Size) -> tuple[int, int]:
 
 
 def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Crops the centre; an odd pixel is lost at the bottom and the right."""
+    """Crops the centre; if an odd number of pixels is lost, the bottom or the right loses one more."""
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
     return crop_box(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
 
 
 def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
-    """Crops the centre as torchvision does: half an odd number of pixels is rounded to an even one."""
+    """Crops the centre as torchvision does: half an odd number of pixels is rounded to an even number."""
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
     top, left = round((image.shape[0] - rows) / 2), round((image.shape[1] - columns) / 2)
@@ -59,7 +59,7 @@ def inception_crop(
 
 
 def crop_box(image: RGB | EncodedImage, top: int, left: int, rows: int, columns: int) -> Crop:
-    """Returns a box of the image."""
+    """Returns the box of an image whose upper left corner is at (`top`, `left`); of an array, it is a view."""
     if isinstance(image, EncodedImage):
         return image.crop(top, left, rows, columns)
     return image[top : top + rows, left : left + columns]
@@ -76,8 +76,8 @@ def inception_box(
     that rounding pushes out of bounds, the whole image is returned.
 
     Args:
-        height: of the image, in pixels.
-        width: of the image, in pixels.
+        height: the height of the image, in pixels.
+        width: the width of the image, in pixels.
         area_min: smallest area of the box, as a fraction of the image's.
         area_max: largest area of the box, as a fraction of the image's.
         rng: the only source of randomness.
@@ -121,8 +121,9 @@ def torch_random_resized_crop(
 def torch_box(height: int, width: int, area_min: float, area_max: float, rng: Generator) -> tuple[int, int, int, int]:
     """Samples (top, left, height, width) with the distribution of torchvision's `RandomResizedCrop`.
 
-    The area is uniform, and so is the logarithm of the aspect ratio (width to height) between those of 3/4 and 4/3.
-    After ten boxes that do not fit, it is the largest central one whose ratio is within these.
+    The area is uniform between `area_min` and `area_max`, which are fractions of the image's area. The logarithm of the
+    aspect ratio (width to height) is uniform between log 3/4 and log 4/3. After ten boxes that do not fit into the
+    image, the result is the largest central box whose aspect ratio is within these bounds.
     """
     for _ in range(10):
         area = rng.uniform(area_min, area_max) * height * width
@@ -138,7 +139,7 @@ CROPS = (central_crop, inception_crop, random_crop, torch_center_crop, torch_ran
 
 
 def check_crop_fits(rows: int, columns: int, height: int, width: int) -> None:
-    """Raises UserError unless the box is at most as large as the image."""
+    """Raises UserError unless a box of `rows` x `columns` fits into an image of `height` x `width`."""
     if rows > height or columns > width:
         raise UserError(
             f"a crop of {rows} x {columns} pixels does not fit into an image of {height} x {width}; "

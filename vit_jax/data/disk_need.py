@@ -1,4 +1,4 @@
-"""What reading shards from a store needs of the disk of each host, where copies come and go."""
+"""How much disk each host needs for the temporary copies of the shards that it reads from a store."""
 
 import math
 
@@ -13,7 +13,17 @@ IMAGE_BYTES = 110_000  # of a photograph of ImageNet
 
 
 def stream_need(source: Source, batch: int, readers: int, window: int, hosts: int) -> int:
-    """Returns about how many bytes of shards a host holds at a time of a source, or of the parts of a mixture."""
+    """Estimates how many bytes of the shards of a streamed source a host holds at a time.
+
+    The result for a mixture is the sum over its parts.
+
+    Args:
+        source: the source; its examples lie in shards.
+        batch: rows of a global batch.
+        readers: number of readers, over all hosts.
+        window: shards that a reader shuffles at a time.
+        hosts: number of hosts.
+    """
     assert source.shards
     if source.mixture is None:
         return disk_need(source.shards, batch, readers, window, hosts)
@@ -32,9 +42,10 @@ def stream_need(source: Source, batch: int, readers: int, window: int, hosts: in
 
 
 def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: int) -> int:
-    """Returns about how many bytes of shards a host holds at a time: those in its readers' windows, and those ahead.
+    """Estimates how many bytes of remote shards a host holds at a time.
 
-    Shards on a local disk are read where they are.
+    These are the shards in the windows of its readers, and those that are copied ahead. Local shards are not copied.
+    The arguments are those of `stream_need`; `batch` is the part of a batch that is read from these shards.
     """
     sizes = {run.path: run.size or 0 for run in shards.runs if filesystem.is_remote(run.path)}.values()
     if not sizes:
@@ -44,15 +55,16 @@ def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: in
 
 
 def shards_held(examples: float, batch: float, readers: int, window: int, hosts: int) -> int:
-    """Returns about how many shards of some examples each are on the disk of one of some hosts."""
+    """Estimates how many shards, of `examples` each, a host holds at a time; see `disk_need`."""
     ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
     return math.ceil(readers / hosts) * (window + ahead)
 
 
 def planned_disk(examples: int, batch: int, readers: int, window: int, hosts: int) -> dict[int, int]:
-    """Returns the need of a host for some number of hosts and for fewer, of shards as `pack --shuffle` writes them.
+    """Returns number of hosts -> bytes of shards that each host would hold at a time, for `hosts` and for fewer.
 
-    They are of photographs of 110 KB, as ImageNet's are; of data that cannot be streamed, with 0 readers, nothing.
+    The shards are taken to be of the size that `pack --shuffle` writes, with photographs of 110 KB, as in ImageNet. The
+    result is empty if `readers` is 0, which means that the data cannot be streamed.
     """
     if not readers:
         return {}
@@ -61,7 +73,10 @@ def planned_disk(examples: int, batch: int, readers: int, window: int, hosts: in
 
 
 def eval_disk_need(source: Source, batch: int, hosts: int) -> int:
-    """Returns the same of an evaluation, whose readers go through their shards one by one."""
+    """Estimates how many bytes of shards a host holds at a time in an evaluation; 0 if the source has no shards.
+
+    The readers of an evaluation go through their shards one by one.
+    """
     if source.shards is None:
         return 0
     return disk_need(source.shards, batch, choose_eval_order(source, batch).readers, 1, hosts)
@@ -80,9 +95,10 @@ def check_eval_disk(source: Source, batch: int, hosts: int) -> int:
 
 
 def describe_need(needs: dict[int, int]) -> str:
-    """Returns what a host needs, as a part of a sentence, given the bytes for each number of hosts, most hosts first.
+    """Returns what a host needs as a part of a sentence: `about 0.4 GB of disk on each of 64 hosts (fewer hosts, ...)`.
 
-    `about 0.4 GB of disk on each of 64 hosts (32: 0.8, ..., 1: 25)`
+    Args:
+        needs: number of hosts -> bytes on each host, the largest number of hosts first.
     """
     (hosts, own), *others = needs.items()
     each = f"each of {hosts} hosts" if hosts > 1 else "the host"
@@ -91,5 +107,5 @@ def describe_need(needs: dict[int, int]) -> str:
 
 
 def fewer_hosts(hosts: int) -> list[int]:
-    """Returns a number of hosts, and its halves down to one."""
+    """Returns `hosts`, half as many (rounded down), a quarter, and so on, down to 1."""
     return [hosts, *fewer_hosts(hosts // 2)] if hosts > 1 else [1]

@@ -1,9 +1,9 @@
-"""The order of an evaluation: each of some readers goes once through its own part of the examples, in their order.
+"""The order of an evaluation: each of R readers goes once through its own range of the examples, in their order.
 
-Row r of batch n is read by reader j = r // (batch / R), as its k-th, k = r mod (batch / R). The examples are cut into R
-equal ranges, and the row is number n * batch / R + k of the j-th. So a host, whose rows are those of a few readers,
-needs the shards of their ranges alone. R depends on the batch and on the shards, but on neither hosts nor disks: on any
-of them a batch contains the same. Examples that are not in shards are one range, in batches as they follow each other.
+The examples are cut into R equal ranges, one for each reader. Row r of batch n is row k = r mod (batch / R) of reader
+j = r // (batch / R). It is example n * batch / R + k of the j-th range. So a host, whose rows belong to a few readers,
+needs only the shards of their ranges. R depends on the batch size and on the shards, but not on the hosts and their
+disks, so a batch contains the same examples on any of them. Examples that are not in shards form a single range.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ class EvalOrder(EpochOrder):
 
     Attributes:
         batch: rows of a global batch.
-        readers: R.
-        epochs: one.
-        batches: their number.
+        readers: the number of readers, R.
+        epochs: 1.
+        batches: the number of batches.
     """
 
     epochs = 1
@@ -44,19 +44,19 @@ class EvalOrder(EpochOrder):
         return self.batches * self.batch
 
     def __getitem__(self, position: int) -> int:
-        """Returns the index of an example, or PADDING."""
+        """Returns the index of the example at a position, or PADDING if there is none."""
         number, row = divmod(position, self.batch)
         reader, k = divmod(row, self._rows)
         index = int(self._cuts[reader]) + number * self._rows + k
         return index if index < self._cuts[reader + 1] else PADDING
 
     def indices(self, number: int) -> Int64[np.ndarray, " batch"]:
-        """Returns the indices of the examples in a global batch, PADDING where there is none."""
+        """Returns the indices of the examples in global batch `number`, with PADDING in rows that have no example."""
         along = self._cuts[:-1, None] + number * self._rows + np.arange(self._rows)
         return np.where(along < self._cuts[1:, None], along, PADDING).ravel()
 
     def uses(self, epoch: int, reader: int) -> ShardUses:
-        """Returns when a reader needs which shards."""
+        """Returns which shards a reader needs in which batches."""
         start, stop = self._cuts[reader : reader + 2]
         starts = np.concatenate([[0], self._ends[:-1]])
         shards = np.flatnonzero((self._ends > start) & (starts < stop) & (self._ends > starts))

@@ -31,14 +31,16 @@ class ExampleSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ExampleReader:
-    """Reads an example and preprocesses its image; a function of its index and a random generator.
+    """Reads an example and preprocesses its image. The result is a function of the index and a random generator.
 
     Attributes:
-        source: of the examples.
-        preprocess: applied to the image, except for its last op: uint8 is a quarter of the bytes to transfer.
+        source: the source of the examples.
+        preprocess: the preprocessing of the image. Its last op is not applied, since uint8 is a quarter of the bytes to
+            transfer.
         on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
             without suggesting `replace`.
-        order: in which the examples are streamed, where they are; then the next example is one of the same shard.
+        order: the order in which the examples are streamed; the next readable example is then looked for in the same
+            shard. None: the examples are not streamed.
     """
 
     source: ExampleSource
@@ -47,11 +49,13 @@ class ExampleReader:
     order: TrainStream | None = None
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad`: the index that was replaced, or -1,
-        and `fault`: why. Instead of an example number -1 there are zeros, whose `mask` is 0.
+        """Returns one row: `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad` and `fault`.
+
+        `bad` is the index of an unreadable example that was replaced, and `fault` says why it is unreadable; without a
+        replacement, they are -1 and empty. A negative `index` gives `blank`.
 
         Raises:
-            UserError: the image is unreadable, or `MAX_SKIPPED` in a row are.
+            UserError: an image is unreadable and may not be replaced, or `MAX_SKIPPED` images in a row are unreadable.
         """
         if index < 0:
             return self.blank
@@ -72,7 +76,7 @@ class ExampleReader:
 
     @property
     def blank(self) -> dict[str, np.ndarray]:
-        """The row that stands for no example."""
+        """The row that stands for no example: zeros, with `mask` 0."""
         most = self.source.max_labels
         return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
 

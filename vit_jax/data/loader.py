@@ -37,14 +37,14 @@ MAX_THREADS = 32  # more would only wait for the interpreter's lock
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
-    """Returns the rows of a global batch that the devices of this process hold.
+    """Returns the sorted numbers of the rows of a global batch that the devices of this process hold.
 
     Args:
-        sharding: of the batch; splits dimension 0.
+        sharding: the sharding of the batch, which splits dimension 0.
         batch: rows of the global batch.
 
     Raises:
-        UserError: the batch cannot be split so.
+        UserError: the batch cannot be split evenly over the devices.
     """
     try:
         indices = sharding.addressable_devices_indices_map((batch,))
@@ -63,7 +63,7 @@ def assemble_global(
         local: arrays [rows, ...].
         rows: as returned by `local_rows`.
         batch: rows of the global batch.
-        sharding: of dimension 0, for arrays of any rank.
+        sharding: the sharding of dimension 0, for arrays of any rank.
 
     Returns:
         The arrays [batch, ...].
@@ -81,10 +81,12 @@ def assemble_global(
 
 
 class Receiver:
-    """Waits for the groups of one batch after another, in a thread: the one that trains would wait for the interpreter.
+    """Waits for the groups of one batch after another, in a thread of its own.
+
+    The thread that trains would have to wait for the interpreter's lock for each group.
 
     Attributes:
-        received: the next batch, or what ended the reading.
+        received: a queue of at most one element: the next batch, or the exception that ended the reading.
     """
 
     def __init__(
@@ -95,14 +97,14 @@ class Receiver:
         workers: int,
         fetcher: ShardFetcher | None,
     ):
-        """Takes an iterator over the groups from batch `start` on, and what else ends with the reading."""
+        """Takes an iterator over `row_groups` from batch `start` on, the number of workers, and a fetcher to close."""
         self.received = queue.Queue[dict[str, np.ndarray] | BaseException](1)
         self._iterator, self._row_groups, self._start = iterator, row_groups, start
         self._workers, self._fetcher = workers, fetcher
         self._stopped = False
 
     def run(self) -> None:
-        """Receives until it is stopped, or nothing more can be read."""
+        """Puts one batch after another into `received`, until `stop` is called or the reading ends or fails."""
         try:
             for number in itertools.count(self._start):
                 if self._stopped:
@@ -115,7 +117,7 @@ class Receiver:
             self.received.put(error)
 
     def stop(self) -> None:
-        """Ends the reading."""
+        """Ends the reading, and closes the memory, the iterator and the fetcher."""
         self._stopped = True
         with contextlib.suppress(queue.Empty):
             self.received.get_nowait()  # the thread may be about to put one more
@@ -147,14 +149,14 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         """Begins to read ahead, in threads or in worker processes.
 
         Args:
-            examples: what `reader` reads, batch after batch.
-            reader: of the examples.
+            examples: position in the run -> the row that `reader` returns for the example there.
+            reader: reads the examples.
             batch: rows of the global batch.
-            rows: those that this process reads.
+            rows: the rows of a global batch that this process reads.
             start: number of the first batch.
-            workers: worker processes; 0: threads of this process.
+            workers: number of worker processes; 0: threads of this process read.
             max_bad: the largest fraction of the examples that may be replaced.
-            fetcher: of the shards from which the examples are streamed, where they are.
+            fetcher: opens the shards from which the examples are streamed; None: they are not streamed.
         """
         self.replaced: set[int] = set()
         self.source, self.max_bad = reader.source, max_bad
@@ -233,18 +235,19 @@ def local_train_batches(
     """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
 
     Args:
-        source: of the examples.
+        source: the source of the examples.
         preprocess: applied to each image; its randomness is a function of (seed, position of the example in the run).
         batch: rows of the global batch.
-        rows: those that this process reads.
-        seed: of the order and of the preprocessing; 0 to 2**32 - 1.
+        rows: the rows of a global batch that this process reads.
+        seed: the seed of the order and of the preprocessing; 0 to 2**32 - 1.
         start: number of the first batch: `start=n` continues after n batches.
-        workers: processes that read and decode; 0: threads of this process.
+        workers: number of processes that read and decode; 0: threads of this process.
         on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
         max_bad: the largest fraction of the examples that may be replaced.
-        fetcher: of the shards from which the examples are streamed, in its order; None: all are shuffled.
-        mixture: of the source, if it is one.
-        repeats: copies of each image in a batch, where they are not streamed; see `RepeatedOrder`.
+        fetcher: opens the shards from which the examples are streamed, and has their order; None: all examples are
+            shuffled.
+        mixture: how to draw from the parts of the source, if it is a mixture; else None.
+        repeats: copies of each image in a batch, see `RepeatedOrder`; 1 if the examples are streamed.
     """
     stream = fetcher.order if fetcher else None
     order = stream or (MixedOrder(mixture, seed) if mixture else None)
@@ -285,8 +288,8 @@ def local_eval_batches(
 class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
     """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
 
-    Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised when its batch is
-    due; until then it is the `failure`, so that what depends on it can be prepared.
+    Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised only when its batch
+    is requested. Until then it is the `failure`, so that the caller can prepare for it.
 
     Attributes:
         waited: seconds spent waiting for the loader since the start.
@@ -304,8 +307,8 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         Args:
             local: the batches to transfer.
             put: begins to transfer a batch.
-            finish: applied to a batch on the devices when it is due.
-            depth: batches to keep transferred.
+            finish: applied to a batch on the devices when it is requested.
+            depth: number of batches to keep transferred in advance.
         """
         self.local, self.put, self.finish, self.depth = local, put, finish, depth
         self.waited = 0.0
@@ -333,17 +336,17 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
 
     @property
     def failure(self) -> Exception | None:
-        """What the loader failed with, perhaps for a batch that is not due yet."""
+        """The error of the loader, perhaps for a batch that was not requested yet; None: it has not failed."""
         return None if isinstance(self.end, StopIteration) else self.end
 
     @property
     def ready(self) -> int:
-        """The number of batches that are transferred and not yet due; the `depth`, when the loader has just failed."""
+        """The number of batches that are transferred, or being transferred, and were not returned yet."""
         return len(self.queue)
 
     @property
     def replaced(self) -> int:
-        """The number of unreadable images that this process has met, those of prefetched batches included."""
+        """The number of unreadable images that this process has met so far, also in prefetched batches."""
         return len(self.local.replaced)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The orders of a mixture: its parts in turn, in proportion to their weights, each in epochs of its own."""
+"""The training orders of a mixture: parts are drawn in turn, in proportion to their weights, each in its own epochs."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -12,15 +12,15 @@ from vit_jax.data.stream_order import StreamOrder
 
 
 def shuffle_epochs(length: int, seed: int) -> grain.MapDataset:
-    """Returns position in the run -> index of the example, of a source of some length, which each epoch shuffles."""
+    """Returns position in the run -> index of the example, of a source of `length` examples; each epoch is shuffled."""
     return grain.MapDataset.range(length).seed(seed).shuffle().repeat(None)
 
 
 class Shares:
-    """Which part of a mixture is drawn as which.
+    """Which part of a mixture each draw gives.
 
-    Of n draws the first part has its share, rounded; the next part has its share of the others, rounded; and so on.
-    So each part has its share of n, to within less than one for itself and for each part before it.
+    Of the first n draws, the first part has its share of n, rounded. The second part has its share of the remaining
+    draws, rounded, and so on. So the p-th part has its share of n, with an error of less than p draws.
     """
 
     def __init__(self, weights: Sequence[int]):
@@ -28,7 +28,7 @@ class Shares:
         self.weights = tuple(weights)
 
     def counts(self, draws: int) -> list[int]:
-        """Returns how often each part is among the first draws."""
+        """Returns how many of the first `draws` draws give each part."""
         counts, left, rest = [], draws, sum(self.weights)
         for weight in self.weights:
             counts.append((2 * left * weight + rest) // (2 * rest))
@@ -36,7 +36,7 @@ class Shares:
         return counts
 
     def draw(self, number: int) -> tuple[int, int]:
-        """Returns the part that a draw gives, and the number of draws before it that gave the same."""
+        """Returns the part that draw `number` (from 0) gives, and how many draws before it have given the same part."""
         before, after = self.counts(number), self.counts(number + 1)
         part = next(part for part, count in enumerate(before) if after[part] > count)
         return part, before[part]
@@ -59,14 +59,15 @@ class MixedOrder(Endless):
 class MixedStreamOrder(Endless, ShardOrder):
     """Position in the run, n * batch + row -> index of the example; each part is streamed in an order of its own.
 
-    Every reader draws the parts in turn, from another place of the cycle, so that their shares hold in a batch too, and
-    is a reader of the stream of each part. Can be pickled; threads may share it.
+    Every reader draws the parts in turn, as `Shares` has them. Readers begin at different places of that cycle, so that
+    the shares hold within a batch too. Of each part, a reader reads its own stream. Can be pickled; threads may share
+    it.
     """
 
     def __init__(
         self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
     ):
-        """Takes a mixture whose examples lie in shards, and the rest as `StreamOrder`."""
+        """Takes a mixture whose examples lie in shards; the other arguments are those of `StreamOrder`."""
         self.shares, self.starts = Shares(mixture.weights), mixture.starts
         self.batch, self.readers = batch, readers
         self.rows = batch // readers  # of a reader in a batch
@@ -88,7 +89,10 @@ class MixedStreamOrder(Endless, ShardOrder):
         return self.starts[part] + self.parts[part][(drawn - before) * self.readers + reader]
 
     def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
-        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one of each part."""
+        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next shard of each part.
+
+        The result is number of a shard -> about the batch in which it is first needed.
+        """
         offset, needed = self.offsets[reader], dict[int, int]()
         before, first, last = (
             self.shares.counts(images)
@@ -101,7 +105,7 @@ class MixedStreamOrder(Endless, ShardOrder):
         return needed
 
     def neighbour(self, index: int, distance: int) -> int:
-        """Returns the example that lies some places after another in its shard, which goes round."""
+        """Returns the example `distance` places after example `index` in its shard; the first follows the last one."""
         part = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.starts[part] + self.parts[part].neighbour(index - self.starts[part], distance)
 

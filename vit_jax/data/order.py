@@ -13,7 +13,7 @@ from vit_jax.data.sources import Shards, Source, is_in_shards
 from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
-MAX_READERS = 64  # that are chosen for a user who sets none, unless there are more hosts
+MAX_READERS = 64  # the most that are chosen if the config sets none, unless there are more hosts
 ONE_BY_ONE = (
     "Order: global; the files in the bucket are read one by one. Shards are read faster, and need not fit this disk: "
     "python -m vit_jax.pack --shuffle=0 makes them."
@@ -21,11 +21,11 @@ ONE_BY_ONE = (
 
 
 class Order(NamedTuple):
-    """What was chosen.
+    """The order that was chosen for training.
 
     Attributes:
-        fields: of `config.data`.
-        identity: a text that differs when the streamed order does; empty: it is the global one.
+        fields: the fields of `config.data` that state it, with their values.
+        identity: a text that differs between streamed orders; empty: the order is global.
         note: a line for the user; empty: there is nothing to say.
     """
 
@@ -42,13 +42,16 @@ def stream_order(config: ConfigDict, source: Source) -> TrainStream:
 
 
 def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) -> Order:
-    """Returns the order of training, as the config says or, if `data.order` is auto, as the cache has room.
+    """Returns the order of training: that of the config or, if `data.order` is auto, one for which the cache has room.
+
+    With auto, the images are streamed only if the cache cannot hold all remote shards. If `data.readers` is unset, a
+    streamed order has as many readers as the cache has room for.
 
     Args:
-        config: of the run.
+        config: the config of the run.
         source: the training images.
         beside: bytes of the cache that an evaluation needs at a time.
-        hosts: that read.
+        hosts: number of hosts that read.
 
     Raises:
         UserError: the images are not in shards, or are repeated, the readers do not divide the batch, or the cache has
@@ -109,13 +112,16 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
 
 
 def planned_readers(config: ConfigDict, hosts: int) -> int:
-    """Returns the readers of a run whose images, which are not opened, are streamed; 0: they cannot be."""
+    """Returns with how many readers a run would stream its images, without opening them; 0 if it cannot stream them."""
     if config.data.order == "global" or not is_in_shards(config.data.source):
         return 0
     return config.data.readers or max(possible_readers(config.batch, config.data.num_examples, hosts))
 
 
 def possible_readers(batch: int, examples: int, hosts: int) -> list[int]:
-    """Returns the powers of two that divide a batch: up to 64, or to as many as there are hosts."""
+    """Returns the numbers of readers to choose from: powers of two that divide the batch and do not exceed `examples`.
+
+    They are at most 64 or, if that is more, the number of hosts.
+    """
     powers = [2**power for power in range(int(math.log2(max(MAX_READERS, hosts))) + 1)]
     return [number for number in powers if batch % number == 0 and number <= examples]

@@ -37,7 +37,7 @@ ANY_CLASSES = 2**31 - 1  # more than any data have
 
 @dataclasses.dataclass(frozen=True)
 class SourceImage:
-    """An image of a source, which is not read yet; its text is its name."""
+    """An image of a source, which only `read` reads; its `str` is its name in the data."""
 
     source: sources.Source
     index: int
@@ -52,7 +52,7 @@ class SourceImage:
 
 
 def list_source_images(source: str, split: str, data_dir: str | None = None) -> list[SourceImage]:
-    """Returns the images of a split of a data source, whose labels are not needed.
+    """Returns the images of a split of a data source, not read yet. The number of its classes need not be known.
 
     Raises:
         UserError: the source is wrong or missing, has no such split, or does not fit into the cache.
@@ -64,11 +64,11 @@ def list_source_images(source: str, split: str, data_dir: str | None = None) -> 
 def load_image(
     image: str | os.PathLike | images.RGB | SourceImage, preprocess: str
 ) -> Float32[np.ndarray, "rows columns 3"]:
-    """Returns one image as a model with such preprocessing reads it.
+    """Returns one image as a model with the given preprocessing reads it.
 
     Args:
-        image: path of a file, local or remote, whose EXIF orientation is applied; or pixels; or one of a source.
-        preprocess: the pipe, with numbers for `{resolution}`.
+        image: path of a file, local or remote, whose EXIF orientation is applied; or pixels; or an image of a source.
+        preprocess: the pipe, with numbers in place of `{resolution}`.
 
     Raises:
         UserError: the file is not a readable image, or the preprocessing does not fix the size.
@@ -79,7 +79,7 @@ def load_image(
 
 
 def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[images.RGB], list[str]]:
-    """Returns some images, spread over a split and not preprocessed, and the names of their classes.
+    """Returns at most `count` images, spread over a split and not preprocessed, and the class names of each as a text.
 
     Raises:
         UserError: the source is wrong or missing, or has no such split.
@@ -101,17 +101,17 @@ def train_batches(
     """Iterates without end over the batches of training.
 
     Args:
-        config: completed.
+        config: the config that `complete_config` returns.
         sharding: splits dimension 0 of a batch; names no other dimension.
         start: number of the first batch, 0 in a new run.
         opened: the sources that are open already; see `DataInfo`.
 
     Returns:
-        An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}`, global arrays, the same
-        on any number of processes.
+        An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}` (multi-label data: label
+        [batch, max_labels]). These are global arrays, and the same on any number of processes.
 
     Raises:
-        UserError: the data is wrong, or the batch cannot be split so.
+        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
     """
     rows = loader.local_rows(sharding, config.batch)
     preprocess = train_preprocessor(config)
@@ -140,9 +140,10 @@ def train_batches(
 
 
 def describe_fetching(config: ConfigDict, opened: Opened, sharding: jax.sharding.NamedSharding) -> list[str]:
-    """Returns a line on the bytes that hosts fetch in an epoch, if there are several and they stream from a store.
+    """Returns one line on the bytes that the hosts fetch in an epoch.
 
-    Hosts whose rows belong to the same reader fetch its shards each.
+    The result is empty unless several hosts stream shards from a store. If the rows of several hosts belong to the same
+    reader, each of these hosts fetches the shards of that reader.
     """
     shards = opened["", config.data.split].shards
     if config.data.order != "stream" or jax.process_count() == 1 or not shards or not shards.remote_bytes:
@@ -160,7 +161,7 @@ def describe_fetching(config: ConfigDict, opened: Opened, sharding: jax.sharding
 
 
 def scale_images(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Runs `value_range`, the last op of the preprocessing, on the devices."""
+    """Returns the batch after `value_range`, the last op of the preprocessing, which runs on the devices."""
     return batch | {"image": scale_levels(batch["image"], value_range)}
 
 
@@ -172,11 +173,11 @@ def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) 
 
 
 class EvalBatches:
-    """The batches of an evaluation, every example once; each `iter()` starts again.
+    """The batches of an evaluation, with every example once; each `iter()` starts again from the first batch.
 
     Attributes:
-        source: of the examples; of those in shards, it opens a shard when it is read.
-        order: which example is where; see `EvalOrder.indices`.
+        source: the source of the examples; if they lie in shards, it streams these.
+        order: which example is in which row of which batch; see `EvalOrder.indices`.
         batch: rows of a global batch.
     """
 
@@ -205,14 +206,15 @@ class EvalBatches:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A text that differs when the examples or their preprocessing do."""
+        """A text that differs between evaluations with different examples or preprocessing."""
         parts = self.source.parts if self.source.file_stamp else ()
         stamps = [self.source.file_stamp(split, rows) for split, rows in parts if self.source.file_stamp]
         return " ".join([self.source.fingerprint, *stamps, self.preprocess.text])
 
     def check_headers(self) -> None:
-        """Raises UserError if the header of an image that this process will read is wrong; checks local folders only,
-        where that is quick.
+        """Raises UserError if an image that this process will read has a damaged header or is too small.
+
+        Only images in local folders are checked, since only there this is quick.
         """
         if self.source.read_header:
             indices = [
@@ -245,19 +247,19 @@ def eval_batches(
     """Returns the batches of the evaluation `config.evals[name]`.
 
     Args:
-        config: completed.
-        name: of the evaluation.
+        config: the config that `complete_config` returns.
+        name: the name of the evaluation.
         sharding: splits dimension 0 of a batch; names no other dimension.
         opened: the sources that are open already; see `DataInfo`.
-        part: 0: the examples that are evaluated; 1: those of `train_split`, in an evaluation that has them.
+        part: 0: the examples that are evaluated; 1: the examples of `train_split`, if the evaluation has this field.
 
     Returns:
         An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
-        [batch], "mask": float32 [batch]}`, global arrays. The mask is 1 for every example of the split, once, and 0 for
-        the rows that pad the last batch.
+        [batch], "mask": float32 [batch]}` (multi-label data: label [batch, max_labels]). These are global arrays. Each
+        example of the split is in one row, whose mask is 1. The mask is 0 in the rows that pad the last batch.
 
     Raises:
-        UserError: the data is wrong, or the batch cannot be split so.
+        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
     """
     choose("evaluation", name, config.evals)
     return EvalBatches(config, name, sharding, opened, part)

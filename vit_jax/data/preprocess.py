@@ -57,7 +57,7 @@ def torch_resize(image: RGB, rng: Generator, size: Size, method: str = "bicubic"
 
 
 def reflect_pad(image: RGB, rng: Generator, pixels: int) -> Crop:
-    """Adds as many pixels on each side, mirrored at the edge, whose own pixels are not repeated."""
+    """Adds `pixels` rows or columns on each side, mirrored at the edge; the edge itself is not repeated."""
     return cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_REFLECT_101)
 
 
@@ -178,7 +178,7 @@ def value_range_of(pipe: str) -> tuple[float, float]:
     """Returns the values that 0 and 255 become at the end of a pipe.
 
     Raises:
-        UserError: it does not end with value_range, or that cannot be read.
+        UserError: the pipe does not end with value_range, or that op cannot be read.
     """
     name, arguments = parse_op(pipe.rpartition("|")[2].strip(), pipe)
     if name != "value_range":
@@ -187,8 +187,9 @@ def value_range_of(pipe: str) -> tuple[float, float]:
 
 
 def fill_resolution(pipe: str, resolution: int) -> str:
-    """Returns the pipe with numbers for `{resolution}` and for multiples of it such as `{resolution*256/224}`, which
-    are rounded to the nearest pixel, halves up: 256 at 224, 439 at 384.
+    """Returns the pipe with numbers in place of `{resolution}` and of multiples such as `{resolution*256/224}`.
+
+    Multiples are rounded to the nearest pixel, halves up: this one is 256 at resolution 224, and 439 at 384.
     """
 
     def multiple(match: re.Match) -> str:
@@ -199,7 +200,7 @@ def fill_resolution(pipe: str, resolution: int) -> str:
 
 
 def with_fast_resize(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an op, with `fast` in place of bilinear resizing."""
+    """Returns the arguments of an op, with the method `fast` in place of `bilinear` without antialias."""
     plain = arguments.get("method") == "bilinear" and arguments.get("antialias") is False
     return arguments | {"method": "fast"} if plain else arguments
 
@@ -272,10 +273,15 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
 
 
 def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownSize:
-    """Returns what is known of the size of an op's result, given what is known of its image's.
+    """Returns what is known of the size of an op's result.
+
+    Args:
+        size: what is known of the size of the image that the op gets.
+        name: the name of the op.
+        arguments: its arguments by name, defaults included.
 
     Raises:
-        UserError: the op is a crop that is larger than any such image.
+        UserError: the op is a crop that is larger than any such image, or reflect_pad by more pixels than it has.
     """
     if name == "torch_resize" and isinstance(arguments["size"], int):
         return torch_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]

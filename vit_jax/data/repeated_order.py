@@ -8,10 +8,10 @@ from vit_jax.data.shard_order import Endless
 class RepeatedOrder(Endless):
     """Position in the run, n * batch + row -> index of the example (Hoffer et al., arXiv 1901.09335).
 
-    A batch has k = ceil(batch / repeats) images: row r holds the r mod k-th. So copies lie on different devices, as in
-    DeiT's sampler, and MixUp, which mixes neighbours, never mixes two of them. If the repeats do not divide the batch,
-    its last images have one copy less. As in DeiT, the rows that a run reads are counted as its examples: an epoch of N
-    rows has N / repeats different images.
+    A batch has k = ceil(batch / repeats) different images: row r holds image r mod k. So copies lie on different
+    devices, as in DeiT's sampler, and MixUp, which mixes neighbours, never mixes two copies of an image. If `repeats`
+    does not divide the batch, its last images have one copy less. As in DeiT, the rows that a run reads are counted as
+    its examples: an epoch of N rows has N / repeats different images.
     """
 
     def __init__(self, order: grain.MapDataset, batch: int, repeats: int):

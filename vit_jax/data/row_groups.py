@@ -1,4 +1,4 @@
-"""The rows that a process reads of each batch, in groups: what one thread or worker reads at a time."""
+"""The rows that a process reads of each batch, in groups. One thread or worker process reads a group at a time."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,10 @@ ENDLESS = 2**40  # batches
 
 
 class RowGroups:
-    """The data source of grain: element k is the k-th group of local rows, batch after batch."""
+    """A data source for grain: element k is the k-th group of local rows, batch after batch.
+
+    An element is read into the memory of its batch; its value is only k.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,15 @@ class RowGroups:
         memory: BatchMemory,
         on_batch: Callable[[int], None] | None = None,
     ):
-        """Divides the rows of a process into groups of at most GROUP; `on_batch` is given the number of each batch."""
+        """Divides the rows of a process into groups of at most GROUP rows.
+
+        Args:
+            examples: position in the run -> the row there.
+            batch: rows of a global batch.
+            rows: the rows of a global batch that this process reads.
+            memory: where the rows are written.
+            on_batch: called with the number of a batch whenever a group of it is going to be read.
+        """
         self.examples, self.batch, self.rows = examples, batch, rows
         self.memory, self.on_batch = memory, on_batch
         self.groups = np.array_split(np.arange(len(rows)), count_groups(len(rows)))  # places among the rows
@@ -45,7 +56,7 @@ class RowGroups:
         return self.batches * len(self.groups)
 
     def __getitem__(self, index: int) -> int:
-        """Reads a group into the memory of its batch, and returns its number."""
+        """Reads group `index` into the memory of its batch, and returns `index`."""
         number, group = divmod(index, len(self.groups))
         arrays = self.memory.place(number)
         if self.on_batch:
@@ -58,10 +69,10 @@ class RowGroups:
 
 
 def count_groups(rows: int) -> int:
-    """Returns the number of groups of some rows."""
+    """Returns the number of groups into which `rows` rows of a batch are divided."""
     return math.ceil(rows / GROUP)
 
 
 def use_one_opencv_thread() -> None:
-    """Turns off OpenCV's own threads: those of the loader, or its workers, already keep every core busy."""
+    """Turns off OpenCV's own threads: the threads or worker processes of the loader already keep every core busy."""
     cv2.setNumThreads(0)

@@ -18,8 +18,8 @@ from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
 
-Opened: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, or "" for that of training; split) -> examples
-COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that are described otherwise or not
+Opened: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, "" for that of training; split) -> examples
+COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that `describe_evals` treats by name
 T = TypeVar("T", int, int | None)
 
 
@@ -30,7 +30,7 @@ class DataSpec:
     Attributes:
         image_shape: (height, width, 3) of each image of a batch, float32.
         num_classes: labels are 0 to num_classes - 1; 0: their number is not known.
-        num_examples: of the training split; the length of an epoch.
+        num_examples: the number of examples of the training split, which is the length of an epoch.
         max_labels: the most labels of an image in multi-label data, where labels are int32 [max_labels], each class
             once, padded with -1; None: every image has one label.
     """
@@ -46,16 +46,16 @@ class DataInfo:
     """What is known only once the data is open.
 
     Attributes:
-        class_names: in the order of the labels, or None.
-        fingerprint: data set and version, split, count, `contents` (names and labels), preprocessing, seed and batch:
-            what must be unchanged when a run resumes.
-        sample: `sample_contents` of the training images.
+        class_names: the names of the classes in the order of the labels, or None.
+        fingerprint: what must be unchanged when a run resumes: data set and version, split, count, `contents` (names
+            and labels), preprocessing, seed, batch and, if the images are streamed, their order.
+        sample: the result of `sample_contents` for the training images.
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
-        evals: name of an evaluation -> its data: `describe_evals`, the fingerprint of its `contents`, and the `sample`
-            of them, unless the fingerprint covers it.
-        eval_parts: name of an evaluation -> splits that it reads.
+        evals: name of an evaluation -> what identifies its data: the fields of `describe_evals`, `contents` (the
+            fingerprints of its splits) and `sample` (their `sample_contents`, unless the fingerprints cover these).
+        eval_parts: name of an evaluation -> number of splits that it reads.
         opened: the open sources, so that a large folder is listed only once.
-        notes: lines for the user on what was read, and on what is here and not used.
+        notes: lines for the user on what was read, and on data that is here but not used.
     """
 
     class_names: tuple[str, ...] | None
@@ -69,7 +69,7 @@ class DataInfo:
 
 
 def spec(config: ConfigDict) -> DataSpec:
-    """Returns shapes and counts without opening data.
+    """Returns the shapes and counts that the config states, without opening data.
 
     Raises:
         UserError: `data.num_classes` or `data.num_examples` is unset, or the preprocessing is wrong.
@@ -90,8 +90,9 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     """Opens the data of training and of all evaluations and checks it against the config.
 
     Returns:
-        A copy of the config with `data.num_classes`, `data.num_examples` and, for multi-label data, `data.max_labels`
-        set and with absolute paths, and what else the data states.
+        A copy of the config, and what else the data states. In the copy, `data.num_classes`, `data.num_examples`,
+        `data.max_labels` (for multi-label data), `data.order` and `data.readers` (if streamed) are set, paths are
+        absolute, and data sets on the Hugging Face hub are named with their present commit.
 
     Raises:
         UserError: a source, a split or a preprocessing is wrong or missing, or disagrees with the config.
@@ -159,7 +160,7 @@ def agreed_counts(config: ConfigDict, source: sources.Source) -> dict[str, int |
 
 
 def open_training(config: ConfigDict) -> sources.Source:
-    """Opens the training images, which need not fit into the cache if they are streamed.
+    """Opens the training images. They need not all fit into the cache, unless `data.order` is global.
 
     Raises:
         UserError: the source is wrong or missing, or has no such split.
@@ -168,7 +169,7 @@ def open_training(config: ConfigDict) -> sources.Source:
 
 
 def with_sources(config: ConfigDict, change: Callable[[str], str]) -> ConfigDict:
-    """Returns a copy of the config with a change of the sources of training and of all evaluations."""
+    """Returns a copy of the config, with `change` applied to the data sources of training and of all evaluations."""
     changed = config.copy_and_resolve_references()
     for fields in (changed.data, *changed.evals.values()):
         fields.source = fields.source and change(fields.source)
@@ -176,7 +177,7 @@ def with_sources(config: ConfigDict, change: Callable[[str], str]) -> ConfigDict
 
 
 def absolute_source(source: str) -> str:
-    """Returns a source with an absolute path, if it has one; of a mixture, each of its parts."""
+    """Returns a data source with its path made absolute, if it has a path; in a mixture, the paths of all parts."""
 
     def absolute(source: str) -> str:
         kind, _, path = source.partition(":")
@@ -186,7 +187,10 @@ def absolute_source(source: str) -> str:
 
 
 def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
-    """Returns a line on a split that could be evaluated, if only slices of `train` are trained and evaluated on."""
+    """Returns at most one line, on a split that is here and could be evaluated.
+
+    There is no line unless training and the evaluations read only slices of `train` of the training source.
+    """
     if {name for (other, _), source in opened.items() for name, _ in source.parts if not other} != {"train"}:
         return []
     existing = opened["", config.data.split].split_names
@@ -199,9 +203,10 @@ def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
 
 
 def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
-    """Returns, by name, the `split` of each evaluation and its `preprocess` with the resolution filled in.
+    """Returns name of an evaluation -> its `split`, and its `preprocess` with the resolution filled in.
 
-    What else decides its numbers stands beside the split: the source, and the fields of a kind other than classify.
+    The text of `split` also contains what else decides the numbers of the evaluation: its source, if it has one of its
+    own, and the fields of its kind, unless that is `classify`.
     """
     described = {}
     for name, eval_config in config.evals.items():
@@ -215,19 +220,25 @@ def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
 
 
 def identify_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
-    """Returns, by name, `describe_evals` of each evaluation with its `source`."""
+    """Returns name of an evaluation -> its `source`, and its fields of `describe_evals`."""
     described = describe_evals(config)
     return {name: {"source": config.evals[name].source or config.data.source} | described[name] for name in described}
 
 
 def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:
-    """Returns the `contents` and the `sample` of an evaluation, from the fingerprint and the sample of each split."""
+    """Returns the `contents` and the `sample` of an evaluation, given (fingerprint, sample) of each of its splits.
+
+    There is no `sample` if all samples are empty.
+    """
     contents, sample = (" ".join(filter(None, texts)) for texts in zip(*splits, strict=True))
     return {"contents": contents} | ({"sample": sample} if sample else {})
 
 
 def eval_keys(config: ConfigDict, name: str) -> list[tuple[str, str]]:
-    """Returns the source (or "", that of training) and split of all data of an evaluation; the evaluated come first."""
+    """Returns the keys in `Opened` of the data of an evaluation: (source, or "" for the training source; split).
+
+    The evaluated split comes first. The split that the evaluation learns from, if there is one, comes second.
+    """
     eval_config = config.evals[name]
     learns = "train_split" in eval_fields(eval_config.kind)
     splits = [eval_config.split, *([eval_config.train_split] if learns else [])]
@@ -245,10 +256,10 @@ def eval_preprocessor(
     """Returns the preprocessing of an evaluation's images.
 
     Args:
-        config: of the run.
-        name: of the evaluation.
-        shape: of the model's images.
-        values: what 0 and 255 become in the model's images; None: not known.
+        config: the config of the run.
+        name: the name of the evaluation.
+        shape: the shape of the model's images.
+        values: what 0 and 255 become in the model's images; None: not known, and not checked.
 
     Raises:
         UserError: the pipe is wrong, or gives images of another shape or range of values.
@@ -271,23 +282,24 @@ def eval_preprocessor(
 
 
 def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
-    """Returns the number found; raises UserError if the config states another."""
+    """Returns `found`; raises UserError if the config states another number for the field."""
     if stated is not None and stated != found:
         raise UserError(f"data.{field} is {stated}, but {where} has {'none' if found is None else found}")
     return found
 
 
 def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sources.Source) -> Opened:
-    """Opens the sources of an evaluation that are not open yet.
+    """Returns the sources of an evaluation, and opens those that are not open yet.
 
     Args:
-        config: with absolute paths.
-        name: of the evaluation.
-        opened: those that are.
+        config: the config, with absolute paths.
+        name: the name of the evaluation.
+        opened: the sources that are open already.
         train: the images that the model is trained on.
 
     Raises:
-        UserError: its splits are wrong, or its classes are not those of the model.
+        UserError: a split of the evaluation is wrong, or it evaluates the head and its classes differ from those of
+            training.
     """
     eval_config, keys = config.evals[name], eval_keys(config, name)
     try:
@@ -310,8 +322,8 @@ def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sou
     """Opens one of the `eval_keys` of an evaluation.
 
     Raises:
-        UserError: there is no such data or split; of data with a single split, from which the evaluation learns too, it
-            says how to divide that.
+        UserError: there is no such data or split. If the data have a single split, and the evaluation needs another one
+            to learn from, the message says how to divide that split.
     """
     source, split = key
     try:
@@ -325,5 +337,5 @@ def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sou
 
 
 def eval_batch_size(config: ConfigDict) -> int:
-    """Returns the images per evaluation step, over all processes; by default, those of one accumulation step."""
+    """Returns the images per evaluation step, over all processes; by default as many as in one accumulation step."""
     return config.batch // config.accum_steps if config.batch_eval is None else config.batch_eval

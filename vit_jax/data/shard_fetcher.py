@@ -1,4 +1,4 @@
-"""Opens the shards that a process streams ahead of their use, and closes them behind it."""
+"""Opens the shards that a process streams before they are needed, and closes them afterwards."""
 
 import contextlib
 import itertools
@@ -21,11 +21,13 @@ OrderT = TypeVar("OrderT", bound=ShardOrder)
 
 
 class ShardFetcher(Generic[OrderT]):
-    """Keeps the shards open that some rows need around a batch; can be pickled, for each process that reads.
+    """Keeps the shards open that the rows of a process need around the current batch.
+
+    It can be pickled, to send a copy to each worker process.
 
     Attributes:
-        order: of the examples.
-        readers: those of the rows.
+        order: the order of the examples.
+        readers: the numbers of the readers that read the rows.
     """
 
     def __init__(self, order: OrderT, shards: Shards, rows: Int64[np.ndarray, " rows"]):
@@ -36,20 +38,21 @@ class ShardFetcher(Generic[OrderT]):
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what another process needs."""
+        """Returns what a worker process needs."""
         return {"order": self.order, "readers": self.readers, "_runs": self._runs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Sets up a fetcher that has not begun."""
+        """Sets up a fetcher that has not begun to fetch."""
         vars(self).update(state)
         self._batch, self._closed = -1, False
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
     def numbers(self, batch: int) -> list[int]:
-        """Returns the shards needed from one batch before a batch to AHEAD after it, and the next one of each reader.
+        """Returns the numbers of the shards that are needed from `batch - 1` to `batch + AHEAD`, and the next ones.
 
-        What is needed first comes first.
+        The next ones are, of each reader (in a mixture, of each of its parts), the shard that is needed after these.
+        The shard that is needed first comes first.
         """
         needed: dict[int, int] = {}
         before = max(batch - 1, 0)
@@ -59,7 +62,7 @@ class ShardFetcher(Generic[OrderT]):
         return sorted(needed, key=lambda shard: needed[shard])
 
     def advance(self, batch: int) -> None:
-        """States that this process reads a batch now; those before are not read again."""
+        """Tells the fetcher that this process reads a batch now; batches before it are not read again."""
         with self._changed:
             self._batch = max(batch, self._batch)
             self._changed.notify()
@@ -68,7 +71,7 @@ class ShardFetcher(Generic[OrderT]):
                 self._thread.start()
 
     def close(self) -> None:
-        """Closes all shards, once those that are being opened are."""
+        """Ends the fetching; all shards are closed once those that are being opened are open."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -86,7 +89,7 @@ class ShardFetcher(Generic[OrderT]):
                     close_streamed([self._runs[number].path for number in numbers], id(self))
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception as error:
-            if "interpreter shutdown" not in str(error):  # which a copy is told that begins as the process ends
+            if "interpreter shutdown" not in str(error):  # raised in a copy that begins as the process ends
                 logging.getLogger(__name__).warning(
                     "shards are from now on copied when they are needed, not ahead, so steps may wait; the cause:",
                     exc_info=True,
@@ -95,6 +98,6 @@ class ShardFetcher(Generic[OrderT]):
             close_streamed((), id(self))
 
     def _open(self, number: int, batch: int) -> None:
-        with contextlib.suppress(UserError):  # who reads the shard tries it again, and says so
-            if not self._closed and self._batch == batch:  # else others may be more urgent, and some no longer needed
+        with contextlib.suppress(UserError):  # the reader of the shard tries again and reports it
+            if not self._closed and self._batch == batch:  # else others may be more urgent, and this one not needed
                 streamed_reader(self._runs[number], waits=False)

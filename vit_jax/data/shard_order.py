@@ -21,9 +21,9 @@ class ShardUses(NamedTuple):
     """When a reader needs its shards of an epoch.
 
     Attributes:
-        shards: their numbers, in the order in which they are first needed.
-        first: the batch in which each is needed first.
-        last: the batch in which it is needed last.
+        shards: the numbers of the shards, in the order in which they are first needed.
+        first: the batch in which each shard is first needed.
+        last: the batch in which each shard is last needed.
     """
 
     shards: Int64[np.ndarray, " shards"]
@@ -32,11 +32,13 @@ class ShardUses(NamedTuple):
 
 
 class ShardOrder(abc.ABC):
-    """Position, n * batch + row -> index of an example; reader j of R reads the rows from j * batch / R on.
+    """Position, n * batch + row -> index of an example.
+
+    Of each batch, reader j of R reads the batch / R rows from row j * batch / R on.
 
     Attributes:
         batch: rows of a global batch.
-        readers: R, which divides it.
+        readers: the number of readers, R, which divides the batch.
     """
 
     batch: int
@@ -44,9 +46,9 @@ class ShardOrder(abc.ABC):
 
     @abc.abstractmethod
     def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
-        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one.
+        """Returns the shards that a reader needs from batch `begin` to batch `end` (inclusive), and the next one.
 
-        Each is given with the batch in which it is first needed, or about that.
+        The result is number of a shard -> the batch in which it is first needed, exactly or approximately.
         """
 
 
@@ -54,21 +56,21 @@ class EpochOrder(ShardOrder):
     """The order of a single source, in epochs.
 
     Attributes:
-        epochs: their number.
+        epochs: the number of epochs.
     """
 
     epochs: int
 
     def first_epoch(self, batch: int) -> int:
-        """Returns the first epoch of which a batch contains examples; here there is only one."""
+        """Returns the first epoch of which a batch contains examples: here 0, for an order with a single epoch."""
         return 0
 
     @abc.abstractmethod
     def uses(self, epoch: int, reader: int) -> ShardUses:
-        """Returns when a reader needs which shards in an epoch."""
+        """Returns which shards a reader needs in an epoch, and in which batches."""
 
     def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
-        """Returns the shards that a reader needs from batch `begin` to batch `end`, and the next one."""
+        """Returns the shards that a reader needs from batch `begin` to `end`, and the next one, see `ShardOrder`."""
         needed: dict[int, int] = {}
         for epoch in range(self.first_epoch(begin), self.epochs):
             shards, firsts, lasts = self.uses(epoch, reader)

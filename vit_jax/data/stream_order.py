@@ -1,12 +1,13 @@
-"""The streamed order: each of some readers goes through its own shards, and shuffles a few of them at a time.
+"""The streamed order: each of R readers goes through its own shards, and shuffles a few of them at a time.
 
-Row r of batch n is read by reader j = r // (batch / R), as its k-th, k = r mod (batch / R). Its slot in the run is
-q = n * batch + k * R + j, and its epoch q // examples. In each epoch the shards are permuted and laid end to end, and
-the line is cut into R ranges, of as many examples as each reader has slots in the epoch. So an epoch contains each
-example once, a batch may contain the end of one epoch and the beginning of the next, and n alone determines everything.
+Row r of batch n is row k = r mod (batch / R) of reader j = r // (batch / R). The slot of the row in the run is
+q = n * batch + k * R + j, and its epoch is q // examples. In each epoch the shards are permuted and laid end to end.
+This line of examples is cut into R ranges, one for each reader, with as many examples as the reader has slots in the
+epoch. So an epoch contains each example once. A batch may contain the end of one epoch and the beginning of the next.
+Batch n depends only on n and on the arguments of `StreamOrder`.
 
-A reader takes each example of the i-th shard of its range at a time of its own, uniform in [i, i + window).
-So at any time it needs `window` shards at most, and one more ahead. Times are drawn from (seed, epoch, reader).
+Within its range, a reader reads each example of the i-th shard at a random time, uniform in [i, i + window). So at any
+time it needs `window` shards at most, and one more ahead. Times are drawn from (seed, epoch, reader).
 """
 
 import threading
@@ -22,7 +23,13 @@ Slots: TypeAlias = Int64[np.ndarray, " slots"]
 
 
 class _Pass(NamedTuple):
-    """What a reader reads in an epoch: slot of the reader -> example; and when it needs which shard."""
+    """What a reader reads in an epoch.
+
+    Attributes:
+        epoch: the number of the epoch.
+        examples: number of the reader's slot in the epoch -> index of the example.
+        uses: which shards the reader needs, and in which batches.
+    """
 
     epoch: int
     examples: Slots
@@ -42,7 +49,7 @@ class StreamOrder(Endless, EpochOrder):
             batch: rows of a global batch, a multiple of `readers`.
             readers: number of streams that a batch takes rows from, the same number of each.
             window: shards that a reader shuffles at a time.
-            seed: of the order.
+            seed: the seed of the order.
         """
         self.lengths = np.array(shard_lengths, np.int64)
         self.starts = np.cumsum(self.lengths) - self.lengths
@@ -52,7 +59,7 @@ class StreamOrder(Endless, EpochOrder):
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a worker process needs; it draws its own passes."""
+        """Returns what a worker process needs; it draws the passes itself."""
         return vars(self) | {"_passes": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,17 +75,17 @@ class StreamOrder(Endless, EpochOrder):
         return int(self._pass(epoch, reader).examples[(slot - epoch * self.count) // self.readers])
 
     def shard_of(self, index: int) -> int:
-        """Returns which shard contains an example."""
+        """Returns the number of the shard that contains an example."""
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def neighbour(self, index: int, distance: int) -> int:
-        """Returns the example that lies some places after another in its shard, which goes round."""
+        """Returns the example `distance` places after example `index` in its shard; the first follows the last one."""
         shard = self.shard_of(index)
         start, length = int(self.starts[shard]), int(self.lengths[shard])
         return start + (index - start + distance) % length
 
     def uses(self, epoch: int, reader: int) -> ShardUses:
-        """Returns when a reader needs which shards in an epoch."""
+        """Returns which shards a reader needs in an epoch, and in which batches."""
         return self._pass(epoch, reader).uses
 
     def first_epoch(self, batch: int) -> int:
@@ -86,7 +93,10 @@ class StreamOrder(Endless, EpochOrder):
         return batch * self.batch // self.count
 
     def _pass(self, epoch: int, reader: int) -> _Pass:
-        """Returns the pass of a reader over its range; of each reader the last even and the last odd one are kept."""
+        """Returns the pass of a reader over its range in an epoch.
+
+        For each reader, the pass of the last even epoch and the pass of the last odd epoch are kept.
+        """
         with self._lock:
             reader_pass = self._passes.get((epoch % 2, reader))
             if reader_pass is None or reader_pass.epoch != epoch:
@@ -111,12 +121,18 @@ class StreamOrder(Endless, EpochOrder):
 
 
 def _draw_uniform(count: int, *key: int) -> Float64[np.ndarray, " count"]:
-    """Returns numbers in [0, 1); by the bits of the generator, which NumPy's later versions keep."""
+    """Returns random numbers in [0, 1), made from the generator's raw bits, which later versions of NumPy keep."""
     return (np.random.PCG64(key).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
 def _uses(shards: Int64[np.ndarray, " shards"], numbers: Slots, batches: Slots) -> ShardUses:
-    """Returns the uses of shards, given the number among them, and the batch, of each slot."""
+    """Returns the uses of shards by a reader.
+
+    Args:
+        shards: the numbers of the shards.
+        numbers: for each slot of the reader, the index in `shards` of the shard that it reads.
+        batches: for each slot of the reader, its batch.
+    """
     first, last = np.full(len(shards), -1), np.full(len(shards), -1)
     last[numbers] = np.arange(len(numbers))
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]

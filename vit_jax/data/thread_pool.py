@@ -7,7 +7,10 @@ from multiprocessing.pool import ThreadPool
 
 @contextlib.contextmanager
 def open_thread_pool(workers: int) -> Iterator[ThreadPool]:
-    """Yields so many threads; none is left when this ends, after an error too: an ending interpreter would abort."""
+    """Yields a pool of `workers` threads.
+
+    When this ends, also after an error, all threads have ended. The interpreter would abort if it ended before them.
+    """
     pool = ThreadPool(workers)
     try:
         yield pool

@@ -1,4 +1,4 @@
-"""The worker processes of the loader: what they do about signals, and what is said of one that a signal has ended."""
+"""The worker processes of the loader: how they treat signals, and the message if a signal has ended one of them."""
 
 import contextlib
 import multiprocessing
@@ -12,7 +12,7 @@ from multiprocessing import resource_tracker
 from vit_jax import UserError
 from vit_jax.machine import keep_freed_memory
 
-FEW_CORES = 7  # on so many, threads read as fast as processes: docs/data.md, "What a host can feed"
+FEW_CORES = 7  # on at most so many, threads read as fast as processes: docs/data.md, "What a host can feed"
 STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
 
 
@@ -20,8 +20,9 @@ def choose_workers(asked: int | str, cores: int) -> int:
     """Returns the number of worker processes; 0: threads.
 
     Args:
-        asked: `data.workers`; `auto`: on many cores, one process for each but two, which this process is left.
-        cores: that this process may use.
+        asked: the setting `data.workers`. With `auto`, there are two workers fewer than cores, which leaves two cores
+            to this process, or threads if there are at most `FEW_CORES` cores.
+        cores: number of cores that this process may use.
     """
     if asked == "auto":
         return 0 if cores <= FEW_CORES else cores - 2
@@ -29,9 +30,10 @@ def choose_workers(asked: int | str, cores: int) -> int:
 
 
 def start_without_signals(call: Callable[[], None]) -> threading.Thread:
-    """Starts a thread that takes no signals, and returns it; the process does not wait for its end.
+    """Starts a thread that calls `call` with SIGINT and SIGTERM blocked, and returns it.
 
-    Processes that it starts take none either: a signal to the whole job would end them before `set_up_worker`.
+    The process does not wait for its end. Processes that the thread starts have these signals blocked, too. Otherwise a
+    signal to the whole job could end them before they reach `set_up_worker`.
     """
 
     def run() -> None:
@@ -45,9 +47,10 @@ def start_without_signals(call: Callable[[], None]) -> threading.Thread:
 
 
 def set_up_worker() -> None:
-    """Lets this process, if it is a worker, outlive the signals to its job, and end with the main process.
+    """Sets up this process if it is a worker process; does nothing in the main process.
 
-    It keeps the memory of one image for the next.
+    A worker ignores SIGINT and SIGTERM, which are sent to all processes of a job, and ends with the main process. It
+    keeps the memory that one image has used for the next image.
     """
     if not multiprocessing.current_process().daemon:
         return
@@ -67,10 +70,10 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def explain_death(workers: int) -> Iterator[None]:
-    """Turns the end of one of some `workers` by a signal into a sentence.
+    """Explains that a signal has ended one of the `workers` worker processes.
 
     Raises:
-        UserError: in place of grain's error.
+        UserError: in place of grain's error; it names the signal and says what to do.
     """
     try:
         yield

@@ -19,7 +19,7 @@ def parse_class_selection(text: str, names: Sequence[str] | None, total: int, wh
         where: the data set, for messages.
 
     Raises:
-        UserError: there is no such class, or one is listed twice.
+        UserError: there is no such class, or a class is listed twice.
     """
     selected: list[int] = []
     known = list(names or [])

@@ -66,7 +66,7 @@ def hash_splits(
     """Returns the hashes of all images of some splits.
 
     Args:
-        names: of each split its data source, as in the config, followed by `,split=SPLIT` unless the split is test.
+        names: for each split, its data source as in the config, followed by `,split=SPLIT` unless the split is test.
         like: the config whose fields other than `source` all these sources have.
         packed: split to pack -> its examples, which must not be among the images of the named splits.
         max_distance: the largest distance between near-duplicates, in bits.

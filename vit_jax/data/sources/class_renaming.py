@@ -59,12 +59,12 @@ def join_classes(
     its labels are also the labels in the mixture.
 
     Args:
-        names: of each part, the names of its classes in the mixture, or None.
-        counts: of each part, the number of its classes.
-        texts: of each part, its data source, for messages.
+        names: for each part, the names of its classes in the mixture, or None.
+        counts: for each part, the number of its classes.
+        texts: for each part, its data source, for messages.
 
     Returns:
-        The class names of the mixture, or None if no part has class names; and, of each part, the label in the mixture
+        The class names of the mixture, or None if no part has class names. And for each part, the label in the mixture
         of each of its labels, or None if the labels are the same.
 
     Raises:

@@ -158,7 +158,7 @@ class ImageFolder:
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when these files are replaced."""
-        if self.versions:  # as the store listed them: not a request for each
+        if self.versions:  # as the store listed them, which saves a request for each file
             versions = self.versions[canonical_name(split)]
             return stamp_versions(str(versions[index]) for index in indices)
         return stamp_files(self.path(split, index) for index in indices)

@@ -138,7 +138,8 @@ class FolderTree:
     def files_beside_splits(self) -> list[str]:
         """Returns the paths of the files in the root, except hidden ones.
 
-        If the root is that of Kaggle's ImageNet, its label files follow, whose paths begin with `../`.
+        If the root is the folder of the splits of Kaggle's ImageNet, the label files of ImageNet follow, whose paths
+        begin with `../`.
         """
         files = self.files_in("")
         if self.remote is None and os.path.abspath(self.root).endswith(f"/{KAGGLE}"):

@@ -88,7 +88,7 @@ class MixedExamples:
 
     Attributes:
         sources: the parts.
-        labels: of each part, label in the part -> label in the mixture, or None if they are the same.
+        labels: for each part, label in the part -> label in the mixture, or None if they are the same.
     """
 
     sources: tuple[Source, ...]

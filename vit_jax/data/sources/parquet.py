@@ -1,4 +1,4 @@
-"""Parquet files with a column of images and one of labels, as `datasets` and the Hugging Face hub have them.
+"""Parquet files with a column of images and a column of labels, as `datasets` and the Hugging Face hub have them.
 
 An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of whole
 numbers. The columns are found by the description that the library `datasets` leaves in the files: the only column of
@@ -132,7 +132,7 @@ def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[s
 
 
 def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -> None:
-    """Raises UserError if the file `path` lacks a chosen column; `chosen` is `image` or `label` -> name of the column."""
+    """Raises UserError if the file `path` lacks a column; `chosen` is `image` or `label` -> name of its column."""
     for role, name in chosen.items():
         if name not in footer.columns:
             raise UserError(

@@ -77,7 +77,7 @@ class ShardedSplits:
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when shards of a split are replaced, whichever examples are asked for."""
         listed = [shard.version for shard in self.shards[split]]
-        if all(version and version.is_known for version in listed):  # else a request for each
+        if all(version and version.is_known for version in listed):  # else the store must be asked about each shard
             return stamp_versions(version.text for version in listed if version)
         return stamp_files(shard.path for shard in self.shards[split])
 

@@ -49,7 +49,7 @@ def split_names(split: str) -> list[str]:
 
 
 def canonical_name(name: str) -> str:
-    """Returns the longer name of a split: `val` and `validation` are the same."""
+    """Returns `validation` for `val`, since both are the same split, and any other name as it is."""
     return "validation" if name == "val" else name
 
 
@@ -57,7 +57,7 @@ def resolve_name(name: str, existing: Collection[str], what: str = "split") -> s
     """Returns the existing whole split of a name; `val` finds `validation` and the reverse.
 
     Raises:
-        UnknownSplit: there is no such split; its message calls it `what`.
+        UnknownSplit: there is no such split. The message says that `name` is an unknown `what`.
     """
     same = [one for one in existing if canonical_name(one) == canonical_name(name)]
     if name in existing or same:

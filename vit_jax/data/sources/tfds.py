@@ -1,4 +1,7 @@
-"""TFDS data in ArrayRecord or TFRecord form, read without TensorFlow; prepared first where that needs none either."""
+"""TFDS data in ArrayRecord or TFRecord form, read without TensorFlow.
+
+A data set that is missing is prepared first, if TFDS can do that without TensorFlow.
+"""
 
 import contextlib
 import dataclasses
@@ -24,7 +27,7 @@ from vit_jax.storage import filesystem
 
 FILE_NAME = "file_name"  # the feature that names an image, as ImageNet's does
 SHARD_X_OF_Y = re.compile(r"\d{5,}-of-\d{5,}")  # in the names of shards, as TFDS calls and writes it
-FILE_FORMATS = ("array_record", "tfrecord")  # those read, the first first, as both TFDS and `shards` name them
+FILE_FORMATS = ("array_record", "tfrecord")  # that can be read, the preferred first, as TFDS and `shards` name them
 CONNECT_TIMEOUT = 10.0  # seconds for the server of a download to answer at all
 
 
@@ -32,8 +35,8 @@ class PreparedData(NamedTuple):
     """A data set that TFDS has prepared.
 
     Attributes:
-        info: TFDS's description of it.
-        folder: of its shards, local or remote.
+        info: TFDS's description of the data set.
+        folder: the folder of its shards, local or remote.
     """
 
     info: Any
@@ -45,10 +48,10 @@ class TfdsSplits:
     """The examples of some whole splits.
 
     Attributes:
-        name: of the data set.
-        features: TFDS's, which parse a record.
-        decoders: TFDS's, which leave images encoded.
-        splits: the shards.
+        name: the name of the data set, with its version.
+        features: TFDS's description of the features, which parses a record.
+        decoders: TFDS's decoders, which leave images encoded.
+        splits: the shards of the splits.
     """
 
     name: str
@@ -84,8 +87,8 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
     The EXIF orientation is not applied, as in the published results.
 
     Raises:
-        UserError: the data set or one of its files is missing and cannot be prepared, in another format, or has no
-            image and label.
+        UserError: the data set or one of its files is missing and cannot be prepared, or the data set is in another
+            format or has no features `image` and `label`.
     """
     prepared = find_data(name, source_config.data_dir)
     info, label = prepared.info, prepared.info.features["label"]
@@ -136,7 +139,10 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
 
 
 def list_data_files(folder: str) -> dict[str, tuple[int | None, storage.Version | None]]:
-    """Returns size in bytes and, of remote ones, version of all files below a folder, by names relative to it."""
+    """Returns name -> (size in bytes, version) of all files below a folder.
+
+    The names are relative to the folder. The version of a local file is None.
+    """
     if filesystem.is_remote(folder):
         return {name: (version.size, version) for name, version in filesystem.list_versions(folder).items()}
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -156,15 +162,17 @@ def find_data(name: str, data_dir: str | None) -> PreparedData:
 
 
 def find_data_dir(data_dir: str | None) -> str:
-    """Returns the folder of TFDS data: the one given, or else TFDS's own."""
+    """Returns the folder of TFDS data: `data_dir` or, if that is not given, TFDS's own default."""
     return data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.expanduser("~/tensorflow_datasets")
 
 
 def find_prepared(name: str, where: str) -> PreparedData | None:
-    """Returns a data set in a folder, local or remote, or None if it is not there; of a remote one no shard is copied.
+    """Returns a data set in the data directory `where`, local or remote, or None if it is not there.
+
+    No shards of a remote data set are copied.
 
     Raises:
-        UserError: it is in another format, or a store cannot be read.
+        UserError: the data set is in another format, or a store cannot be read.
     """
     import tensorflow_datasets as tfds
 
@@ -208,7 +216,7 @@ def build_command(name: str, where: str) -> str:
 
 
 def prepare_dataset(name: str, where: str) -> PreparedData:
-    """Downloads and prepares a public data set, and says so first; a failure leaves no empty folder.
+    """Downloads and prepares a public data set, after a line that tells the user. A failure leaves no empty folders.
 
     Raises:
         MissingData: TFDS needs TensorFlow, the network or files that are missing.
@@ -253,7 +261,7 @@ def prepare_dataset(name: str, where: str) -> PreparedData:
 
 
 def is_reachable(url: str) -> bool:
-    """Returns whether a server answers, with success or not; TFDS itself would retry for minutes."""
+    """Returns whether a server answers in time, be it with an HTTP error. TFDS itself would retry for minutes."""
 
     def request_head(_: storage.Progress) -> None:
         with contextlib.suppress(urllib.error.HTTPError):
@@ -291,11 +299,11 @@ def short_reason(error: Exception) -> str:
 
 
 def newest_remote_version(where: str, name: str) -> str:
-    """Returns the folder of a data set below a remote data directory, of its newest version unless one is named.
+    """Returns the folder of one version of a data set below a remote data directory: the named one, or else the newest.
 
     Args:
         where: the data directory.
-        name: of the data set in TFDS's notation: name, name/config, name:version or name/config:version.
+        name: the data set in TFDS's notation: name, name/config, name:version or name/config:version.
 
     Raises:
         UserError: there are several configurations, or the store cannot be reached.

@@ -30,7 +30,7 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens a task whose data set TFDS has prepared in `data_dir`; `split` is made of `VTAB_SPLITS`.
 
     Raises:
-        UserError: there is no such task or split, or its data set is missing, too small, or another one.
+        UserError: there is no such task or split, or its data set is missing, too small, or not the one that VTAB has.
     """
     task, where = VTAB_TASKS[choose("VTAB task", name, VTAB_TASKS)], find_data_dir(source_config.data_dir)
     prepared = find_prepared(task.dataset, where)
@@ -58,7 +58,7 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
 
 
 def check_record(features: Any, task: VtabTask) -> None:
-    """Raises UserError if the features of TFDS's records are not those of a task's data set."""
+    """Raises UserError if TFDS's records lack a feature that a task reads, or have another number of classes."""
     if missing := {"image", task.feature} - set(features):
         raise UserError(
             f"the TFDS dataset {task.dataset!r} has no feature {', '.join(sorted(missing))}, which VTAB reads"
@@ -71,14 +71,14 @@ def check_record(features: Any, task: VtabTask) -> None:
 
 
 def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
-    """Returns the parts of the data set's splits that each of `VTAB_SPLITS` consists of.
+    """Returns split of `VTAB_SPLITS` -> the parts of the data set's own splits that it consists of.
 
     Args:
         task: the task.
         counts: number of examples of every split of the data set.
 
     Raises:
-        UserError: a split is missing, or has too few examples.
+        UserError: a split of the data set is missing, or has too few examples.
     """
     [(name, rows)] = select_examples(task.val, counts)
     train = tuple(select_examples("train[:800]", counts))
@@ -88,7 +88,7 @@ def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
 
 
 def cut_parts(parts: Parts, rows: range) -> Parts:
-    """Returns the parts that hold some of the examples of consecutive parts, counted from their first."""
+    """Returns the parts of the examples `rows`, which are counted over all `parts`, one part after the other."""
     pieces, start = [], 0
     for name, part in parts:
         if piece := part[max(rows.start - start, 0) : max(rows.stop - start, 0)]:

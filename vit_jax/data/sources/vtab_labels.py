@@ -1,6 +1,6 @@
 """Labels that VTAB makes from what the records of its data sets state, as its authors' code (task_adaptation) does.
 
-Each takes a feature of a TFDS record: `objects`, a dict of arrays with a row for each object, or a class number.
+Each function takes a feature of a TFDS record: `objects`, a dict of arrays with a row for each object, or a number.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,29 +19,29 @@ BINS = 16  # of the positions and orientations of dSprites
 
 
 def count_objects(objects: Objects) -> int:
-    """Returns the number of objects of CLEVR less the smallest, 0 to 7."""
+    """Returns the number of objects in an image of CLEVR, less the fewest that an image has: 0 to 7."""
     return len(objects["size"]) - FEWEST_OBJECTS
 
 
 def bin_object_distance(objects: Objects) -> int:
-    """Returns the bin of the distance of CLEVR's object that is nearest to the camera, 0 to 5."""
+    """Returns the bin, 0 to 5, of the distance from the camera to the nearest object in an image of CLEVR."""
     return find_bin(float(np.asarray(objects["pixel_coords"])[:, 2].min()), CLEVR_DISTANCES)
 
 
 def bin_vehicle_distance(objects: Objects) -> int:
-    """Returns the bin of the distance of KITTI's nearest vehicle along the view, 0 to 3."""
+    """Returns the bin, 0 to 3, of the distance along the view to the nearest vehicle of KITTI; 3 if there is none."""
     types = np.asarray(objects["type"])
     depths = np.asarray(objects["location"], np.float32).reshape(len(types), 3)[types < VEHICLES, 2]
     return find_bin(float(depths.min(initial=NO_VEHICLE)), KITTI_DISTANCES)
 
 
 def bin_position(label: Any) -> int:
-    """Returns the bin of one of the 32 horizontal positions of dSprites, two in each, 0 to 15."""
+    """Returns the bin, 0 to 15, of one of the 32 horizontal positions of dSprites; a bin has two positions."""
     return int(label // (32 / BINS))
 
 
 def bin_orientation(label: Any) -> int:
-    """Returns the bin of one of the 40 orientations of dSprites, three and two in turn, 0 to 15."""
+    """Returns the bin, 0 to 15, of one of the 40 orientations of dSprites; bins have three and two in turn."""
     return int(label // (40 / BINS))
 
 

@@ -1,7 +1,7 @@
 """The 19 tasks of VTAB (arXiv 1910.04867): data sets, splits and labels, as in its authors' code (task_adaptation).
 
-The version of a data set decides which images a split holds. That code reads versions which TFDS can still prepare,
-except for Pets: then 3, today 4.
+The version of a data set decides which images a split holds. TFDS can still prepare the versions that the authors' code
+reads, except for Pets, of which it prepares version 4 instead of 3.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ class VtabTask:
 
     Attributes:
         group: one of `VTAB_GROUPS`; empty: the task is not one of the 19.
-        dataset: its name in TFDS.
+        dataset: the name of its data set in TFDS.
         classes: number of classes.
-        val: the split whose first 200 examples are val200; train800 are the first 800 of `train`.
+        val: the split whose first 200 examples are val200; train800 are the first 800 examples of `train`.
         test: the split to test on.
-        feature: what the label is made from, in a record.
-        label: how, in `vtab_labels.LABELS`.
-        binary: pixels are 0 and 1.
-        manual: its files must be downloaded by hand, before TFDS can prepare it.
+        feature: the feature of a record from which the label is made.
+        label: how the label is made, a key of `vtab_labels.LABELS`.
+        binary: whether the pixels in the data set are 0 and 1.
+        manual: whether the files must be downloaded by hand before TFDS can prepare the data set.
     """
 
     group: str

@@ -1,8 +1,9 @@
 """WebDataset: images and labels in tar files, `KEY.jpg` with `KEY.cls` or `KEY.json`.
 
-The image of a sample is its first member with the extension of an image, and its label the number in its member `cls`,
-or the field `label` of its `json`: a number or, in multi-label data, a list of numbers. `,label=FIELD` after the
-pattern names another field of the json, `,image=EXTENSION` another member. The EXIF orientation is not applied.
+The image of a sample is its first member with the extension of an image. The label is the number in its member `cls`
+or, without such a member, the field `label` of its member `json`: a number or, in multi-label data, a list of numbers.
+After the pattern, `,label=FIELD` names a field of the json to read instead of these, and `,image=EXTENSION` the member
+of the image. The EXIF orientation is not applied.
 """
 
 import json
@@ -28,9 +29,9 @@ class TarSet(NamedTuple):
 
     Attributes:
         splits: split -> its files, in order.
-        lengths: of the files that `_info.json` states, by their names.
-        info: None if there is none beside them.
-        folder: in which it would lie.
+        lengths: name of a file -> number of its samples, for the files that `_info.json` lists.
+        info: what the `_info.json` beside the files states, or None if there is none.
+        folder: the folder in which the `_info.json` lies, if there is one.
     """
 
     splits: Mapping[str, list[FoundFile]]
@@ -43,10 +44,11 @@ def find_tars(pattern: str) -> TarSet:
     """Lists tar files without opening them.
 
     Args:
-        pattern: as `find_files` takes it; of a folder, `_info.json` names the files, if it is there.
+        pattern: as `find_files` takes it. If it is a folder with an `_info.json`, only the files that this names are
+            listed, in its order.
 
     Raises:
-        UserError: there are none, one that is named is missing, or the `_info.json` is unreadable.
+        UserError: there are no files, a file that is named is missing, or the `_info.json` is unreadable.
     """
     shards.forget_readers()
     folder, rest = find_folder(pattern, ".tar")
@@ -65,10 +67,12 @@ def find_tars(pattern: str) -> TarSet:
 
 
 def list_shards(tar_set: TarSet, split: str) -> tuple[shards.Shard, ...]:
-    """Returns the shards of a split; those whose length is not stated are opened, and copied first if they are remote.
+    """Returns the shards of a split.
+
+    A file whose number of samples is not stated is opened to count them; a remote file is copied into the cache first.
 
     Raises:
-        UserError: one of these is damaged, or they do not fit into the cache.
+        UserError: a file that is opened is damaged, or the files to copy do not fit into the cache.
     """
     listed = tar_set.splits[split]
     unknown = [file for file in listed if file.name not in tar_set.lengths]
@@ -139,18 +143,19 @@ def read_key(splits: ShardedSplits, split: str, index: int) -> str:
 def read_sample(
     reader: shards.ShardReader, row: int, name: str, field: str | None, extension: str | None
 ) -> tuple[bytes, list[int]]:
-    """Returns the image and the labels of a sample.
+    """Returns the encoded image and the labels of a sample.
 
     Args:
-        reader: of the tar file.
+        reader: the reader of the tar file.
         row: number of the sample.
         name: the sample's name in messages.
-        field: of its json that contains the label; None: its member `cls`, or else the field `label`.
-        extension: of its image; None: that of any image.
+        field: the field of its json that contains the label; None: the label is in its member `cls` or, without such a
+            member, in the field `label`.
+        extension: the extension of its image; None: its first member with the extension of an image.
 
     Raises:
-        ValueError: it has no image, or is damaged.
-        UserError: it has no label, or one that is no number.
+        ValueError: the sample has no image, or is damaged.
+        UserError: the sample has no label, or a label that is no number.
     """
     key, members = reader.read(row)
     existing = ", ".join(members)
@@ -170,7 +175,7 @@ def read_sample(
 
 
 def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
-    """Returns a field of the json of a sample; raises UserError that names the sample if there is none."""
+    """Returns a field of the json of a sample, called `name` in messages; raises UserError if it has no such field."""
     try:
         fields = json.loads(members.get("json", b"null"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The description of a WebDataset: its samples, counted once and stated in `_info.json` beside the tar files."""
+"""Description of a WebDataset: its samples are counted once and stated in `_info.json` beside the tar files."""
 
 import itertools
 from collections.abc import Callable
@@ -13,15 +13,16 @@ from vit_jax.data.sources.webdataset import OPTIONS, find_tars, read_sample
 from vit_jax.data.sources.webdataset_info import INFO_NAME, WebDatasetInfo, write_info
 from vit_jax.storage import filesystem
 
-COPIES = 4  # of remote files at a time
+COPIES = 4  # remote files that are copied at once
 
 
 def describe_tars(
     name: str, num_classes: int, max_labels: int | None, advance: Callable[[int], None] = lambda count: None
 ) -> shards.Description:
-    """Counts the samples of all tar files in a folder and writes `_info.json` beside them, unless it is there already.
+    """Counts the samples of all tar files in a folder and writes `_info.json` beside them.
 
-    Each file is read from end to end, a remote one from a copy that is let go then. The last sample of each is checked.
+    Each file is read from end to end. A remote file is copied into the cache, and the copy is given back afterwards.
+    The last sample of each file is checked, and its image is decoded.
 
     Args:
         name: the folder, local or remote, with options.
@@ -30,8 +31,8 @@ def describe_tars(
         advance: called with 1 for each file that was counted.
 
     Raises:
-        UserError: there are no files, one is damaged, a label is missing or out of range, or `_info.json` is there or
-            cannot be written.
+        UserError: there are no files, one is damaged, a label is missing or out of range, or an `_info.json` exists
+            already or cannot be written.
     """
     folder, options = read_options(name, OPTIONS)
     tar_set = find_tars(folder)

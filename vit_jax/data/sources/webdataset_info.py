@@ -1,8 +1,9 @@
-"""`_info.json` beside the tar files of a WebDataset: their lengths, as timm publishes it with its data sets.
+"""`_info.json` beside the tar files of a WebDataset: it states their lengths, and timm publishes it with its data sets.
 
-It contains `splits`: split -> `filenames`, relative to the folder, and `shard_lengths`, their samples; perhaps
-`alt_label`, a field of the json of a sample that has its label. Ours are, also optional, `num_classes`, `class_names`
-(in the order of the labels) and `max_labels` (the most labels of an image in multi-label data).
+Its field `splits` is split -> an object. Such an object contains `filenames` (relative to the folder), `shard_lengths`
+(the number of samples of each file) and optionally `alt_label` (the field of a sample's json that has the label). Other
+optional fields, which only vit_jax has, are `num_classes`, `class_names` (in the order of the labels) and `max_labels`
+(the most labels of an image in multi-label data).
 """
 
 import glob
@@ -21,9 +22,9 @@ class WebDatasetInfo(NamedTuple):
 
     Attributes:
         splits: split -> name of a file -> number of its samples; in order.
-        label_fields: split -> field of the json of a sample that has its label, where one is stated.
+        label_fields: split -> the field of a sample's json that has the label, for the splits that state one.
         num_classes: the labels are 0 to num_classes - 1; None: not stated.
-        class_names: in the order of the labels, or None.
+        class_names: the names of the classes in the order of the labels, or None.
         max_labels: the most labels of an image in multi-label data, or None.
     """
 
@@ -61,7 +62,16 @@ def read_info(folder: str) -> WebDatasetInfo | None:
 
 
 def read_lengths(of_split: object, field: str, path: str) -> dict[str, int]:
-    """Returns name -> length of the files of a split; raises UserError if they are not stated so."""
+    """Returns name of a file -> number of its samples.
+
+    Args:
+        of_split: the entry of a split.
+        field: the place of the entry in the `_info.json`, for messages.
+        path: the path of the `_info.json`, for messages.
+
+    Raises:
+        UserError: the entry has another form.
+    """
     stated = of_split if isinstance(of_split, dict) else {}
     names, lengths = stated.get("filenames"), stated.get("shard_lengths")
     if (
