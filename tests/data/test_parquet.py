@@ -109,6 +109,14 @@ def test_rows_that_are_wrong(tmp_path, columns, sentence):
         opened(write_table(tmp_path / "a.parquet", **columns))[0]
 
 
+def test_a_row_without_an_image_has_a_name(tmp_path):
+    images = [{"bytes": picture(0), "path": "cats/1.jpg"}, None]
+    source = opened(write_table(tmp_path / "a.parquet", count=2, image=images, label=[0, 0]))
+    assert [source.example_name(index) for index in range(2)] == ["cats/1.jpg", "train/1"]
+    with pytest.raises(DecodeError, match=r"its column image contains no bytes of an image"):
+        source[1]
+
+
 def test_damaged_files_are_named(tmp_path):
     path = tmp_path / "a.parquet"
     source = write_table(path)

@@ -24,3 +24,4 @@ from .readers import count_records as count_records
 from .readers import forget_readers as forget_readers
 from .readers import open_reader as open_reader
 from .readers import streamed_reader as streamed_reader
+from .tar_file import TarFile as TarFile

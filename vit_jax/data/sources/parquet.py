@@ -165,7 +165,7 @@ def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
     reader = shards.cached_reader(shard)
     assert isinstance(reader, shards.ParquetFile)
     [stored] = reader.read(row, [f"{image}.path"]).values()
-    return stored["path"] or f"{split}/{index}"
+    return (stored and stored["path"]) or f"{split}/{index}"  # a row may have no image at all
 
 
 def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str) -> tuple[bytes, list[int]]:

@@ -137,7 +137,9 @@ def list_webdataset_splits(source_config: SourceConfig, name: str) -> list[str]:
 def read_key(splits: ShardedSplits, split: str, index: int) -> str:
     """Returns the key of example `index` of a split."""
     shard, row = splits.locate(split, index)
-    return shards.cached_reader(shard).read(row).key
+    reader = shards.cached_reader(shard)
+    assert isinstance(reader, shards.TarFile)
+    return reader.key(row)
 
 
 def read_sample(
