@@ -3,12 +3,13 @@
 Example:
   python -m benchmarks.agreement --python=../torch/bin/python
 
-`--python` is that of an environment with torch (its CPU build suffices), timm, transformers and numpy; our environment
-needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64 pixels, or
-56 for patches of 14. Small models then differ in every field on which a file depends (`agreement_cases.py`): `save`
-refuses a model in a sentence, or their library loads it, all arrays and no others, and we read it back. Prints the
-largest difference of the logits, relative to the largest logit; ends with 1 if one is above 5e-5, or 1e-4 where a
-ResNet standardises its convolutions.
+`--python` is the Python of an environment with torch (its CPU build suffices), timm, transformers and numpy. Our
+environment needs none of them. All weights are random. ViTs have the widths of their names and 3 blocks; images have 64
+pixels a side, or 56 for patches of 14. Further small models vary every field on which a file depends, see
+`agreement_cases.py`. For each of them `save` must either refuse the model with a UserError, or write a folder that the
+other library loads (all arrays and no others) and that we read back. Prints the largest difference of the logits,
+relative to the largest logit. Ends with 1 if a difference is above 5e-5, or above 1e-4 for models with a ResNet, whose
+convolutions are standardised.
 """
 
 import argparse
@@ -31,7 +32,7 @@ THEIRS = Path(__file__).with_name("agreement_torch.py")
 LATER = {"position_rows": "patches", "activation": "gelu", "layer_scale": 1e-5, "num_classes": 11}
 DINOV2 = LATER | {"resolution": 56, "class_token": "auto"}
 SIGLIP = {"pooling": "map", "num_classes": 0}
-# Name of the case -> model, layout, fields. The name decides nothing.
+# Name of the case -> (model, layout, fields). The name is only printed.
 CASES = {
     "timm B/16": ("ViT-B/16", "timm", {"activation": "gelu"}),
     "timm B/16 with the tanh form of GELU": ("ViT-B/16", "timm", {}),
@@ -58,12 +59,12 @@ CASES = {
 
 
 def limit(model):
-    """Returns the largest difference of the logits that rounding explains."""
+    """Returns the largest relative difference of the logits that rounding explains."""
     return 1e-4 if flatten_spec(model.spec).get("stages") else 5e-5
 
 
 def write_cases(folder, only):
-    """Writes every case; returns what fails."""
+    """Writes the cases whose names contain `only`, and returns a line for each one that fails."""
     failed = []
     for name in [name for name in CASES if only in name]:
         model_name, layout, fields = CASES[name]
@@ -73,7 +74,15 @@ def write_cases(folder, only):
 
 
 def write_covering_cases(folder, only):
-    """Writes models that hold every pair of values that a layout holds; returns what fails, prints what is refused."""
+    """Writes models with every pair of field values that a layout can store, and prints what `save` refuses.
+
+    Args:
+        folder: the folder to write to.
+        only: the bases whose names contain this are used.
+
+    Returns:
+        A line for each model that fails.
+    """
     failed, refused = [], {}
     for base in [base for base in BASES if only in base]:
         layout, model_name, fields = BASES[base]
@@ -82,7 +91,7 @@ def write_covering_cases(folder, only):
             raise SystemExit(f"agreement_cases.py has no values of {', '.join(sorted(forgotten))}")
         refuses = functools.partial(is_refused, folder / "trial", base, refused)
         values = {name: [one for one in VALUES[name] if one != known[name]] for name in VALUES if name in known}
-        unpaired = {"stages"} if "depth" in known else set(known)  # ResNets are large
+        unpaired = {"stages"} if "depth" in known else set(known)  # pairs would make too many ResNets, which are large
         rows = list(covering_rows(values, unpaired, refuses))
         for index, row in enumerate(rows):
             failed += write_case(folder / f"{base} #{index}", vit_jax.create(model_name, **fields | row), layout, row)
@@ -95,7 +104,14 @@ def write_covering_cases(folder, only):
 
 
 def is_refused(path, base, refused, row):
-    """Tells whether there is no model with the fields of a row, or `save` refuses it, which is noted in `refused`."""
+    """Returns whether there is no model with the fields of a row, or `save` refuses it.
+
+    Args:
+        path: the folder to save to.
+        base: the name of the base, a key of `BASES`.
+        refused: message of `save` -> example; a new message is added in place.
+        row: the fields that differ from the base.
+    """
     layout, model_name, fields = BASES[base]
     try:
         model = vit_jax.create(model_name, **fields | row)
@@ -111,7 +127,11 @@ def is_refused(path, base, refused, row):
 
 
 def write_case(path, model, layout, row=None):
-    """Writes a model of random weights with its logits; returns a line if we read another one back."""
+    """Writes a model with random weights, and its logits, to a folder and reads the model back.
+
+    Returns:
+        A list with a line on what differs in the model that was read; empty if nothing does.
+    """
     rng = np.random.default_rng(0)
     height, width = model.image_size
     images = rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
@@ -139,7 +159,7 @@ def write_case(path, model, layout, row=None):
 
 @functools.cache
 def shapes_of(model):
-    """Returns the shapes of a model's parameters."""
+    """Returns the shapes and dtypes of a model's parameters."""
     image = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     return jax.eval_shape(model.init, jax.random.key(0), image)
 
@@ -151,7 +171,11 @@ def apply(model, params, images):
 
 
 def read_cases(folder):
-    """Prints how far our logits of their models are from theirs; returns what fails."""
+    """Reads the models that the other libraries wrote, and prints how far our logits are from theirs.
+
+    Returns:
+        A line for each model whose logits differ too much.
+    """
     failed = []
     for path in sorted(folder.iterdir()):
         io = np.load(path / "io.npz")

@@ -1,4 +1,4 @@
-"""Models that differ in every field on which a file depends: each pair of values that a layout holds, in few models."""
+"""Models that vary every field on which a file depends: few models that have each pair of values a layout can store."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 SMALL = {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 4, "resolution": 32, "num_classes": 5}
 DINOV2 = {"layer_scale": 1.0, "pooling": "token_gap", "activation": "gelu"}
 ROOT_ONLY = {"stem": "resnet", "stages": (), "stem_epsilons": "timm", "resolution": 64}
-# Name of the base -> layout, model, fields. A model differs from its base in the values below.
+# Name of the base -> (layout, model, fields). A model differs from its base in some of the values in `VALUES`.
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm ViT": ("timm", "ViT/8", SMALL),
     "timm hybrid": ("timm", "ViT/16", SMALL | ROOT_ONLY),
@@ -28,7 +28,7 @@ VALUES: dict[str, list[Any]] = {
     "mlp_dim": [24, 96],
     "num_heads": [2],
     "patch_size": [16],
-    "resolution": [(32, 64), (16, 64)],  # in patches of 8: 4x8; 2x8, as many as 4x4
+    "resolution": [(32, 64), (16, 64)],  # 4x8 patches of 8 pixels; 2x8 patches, as many as 4x4
     "pooling": ["token", "gap", "map", "token_gap"],
     "final_norm": ["tokens", "pooled"],
     "class_token": ["always"],
@@ -65,7 +65,7 @@ VALUES: dict[str, list[Any]] = {
     "root": ["attention"],
     "border": ["lowest"],
 }
-NEEDS: dict[str, dict[str, Any]] = {  # without which a field means nothing
+NEEDS: dict[str, dict[str, Any]] = {  # field -> other fields without which it has no effect
     "representation_size": {"pre_logits": True},
     "relative_tables": {"position": "relative"},
     "relative_clip": {"position": "relative"},
@@ -73,7 +73,7 @@ NEEDS: dict[str, dict[str, Any]] = {  # without which a field means nothing
     "attention_window": {"attention_pattern": "local"},
     "distilled_head": {"registers": 1},
 }
-# Initial values, rates of the training, and how a model is executed: no file depends on them.
+# Fields on which no file depends: initial values, rates of the training, and how a model is executed.
 UNSTORED = {"position_std", "head_bias", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule"}
 UNSTORED |= {"attention", "mlp", "dtype", "grad_dtype", "remat", "scan"}
 BASE = "as in the base"
@@ -82,12 +82,15 @@ BASE = "as in the base"
 def covering_rows(
     values: dict[str, list[Any]], unpaired: set[str], refuses: Callable[[dict[str, Any]], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Yields fields that differ from those of a base: each accepted value, and each accepted pair of values.
+    """Yields few rows (field -> value that differs from the base) that cover the accepted values and pairs of values.
+
+    Each accepted value of an unpaired field is a row of its own. The other rows together contain each pair of accepted
+    values of two fields, unless a model with that pair is refused.
 
     Args:
-        values: by field, others than the base has.
-        unpaired: fields of which no pairs are formed.
-        refuses: tells whether a model with such fields is refused.
+        values: field -> its values, without that of the base.
+        unpaired: the fields of which no pairs are formed.
+        refuses: returns whether a model with these fields is refused.
     """
     options = {name: [BASE, *(v for v in values[name] if not refuses(_given({name: v})))] for name in values}
     options = {name: found for name, found in options.items() if len(found) > 1}
@@ -112,7 +115,7 @@ def covering_rows(
 
 
 def _extended(row, options, missing, refuses):
-    """Returns a row with a value of every other field: those that complete most of the missing pairs."""
+    """Returns a row extended by a value for each other field: of those accepted, the one in most missing pairs."""
     for name in options:
         if name in row:
             continue
@@ -123,6 +126,6 @@ def _extended(row, options, missing, refuses):
 
 
 def _given(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a row sets, with those that they need."""
+    """Returns the fields of a row that differ from the base, and the fields that these need."""
     given = {name: value for name, value in row.items() if value != BASE}
     return {key: value for name in given for key, value in NEEDS.get(name, {}).items()} | given

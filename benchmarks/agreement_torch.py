@@ -45,7 +45,13 @@ HF = {
 
 
 def inputs(images, mean, std):
-    """The images [batch, height, width, 3] in [-1, 1] as a library that normalises by mean and std would pass them."""
+    """Returns images as a torch library passes them to a model, [batch, 3, height, width], normalised by mean and std.
+
+    Args:
+        images: [batch, height, width, 3], values in [-1, 1].
+        mean: the mean of each colour, for values in [0, 1].
+        std: the standard deviation of each colour.
+    """
     pixels = (images + 1) / 2
     return torch.from_numpy(((pixels - np.float32(mean)) / np.float32(std)).transpose(0, 3, 1, 2).copy()).float()
 
@@ -60,9 +66,13 @@ def logits_of(model, images):
 
 
 def read_folder(path):
-    """Loads a folder by the library for which it was written: every array of the model, and no other.
+    """Loads a folder with the library for which it was written, and checks that it has all arrays and no others.
 
-    A ViT without a tanh layer is loaded without one, which transformers would add with random weights.
+    A ViT without a tanh layer is loaded with `add_pooling_layer=False`, as transformers would otherwise add such a
+    layer with random weights.
+
+    Returns:
+        The model, and the mean and standard deviation of its preprocessing.
     """
     config = json.loads((path / "config.json").read_text())
     if "architecture" in config:
@@ -87,7 +97,7 @@ def randomise(model):
 
 
 def write_models(folder):
-    """Writes models of both libraries with their logits, as the libraries write them."""
+    """Writes models with random weights by the functions of both libraries, and their logits."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     for name, (architecture, fields) in TIMM.items():
@@ -98,7 +108,7 @@ def write_models(folder):
         images = rng.uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
         logits = logits_of(model, inputs(images, cfg["mean"], cfg["std"]))
         np.savez(folder / name / "io.npz", images=images, logits=logits)
-        if cfg["mean"] == (0.5, 0.5, 0.5):  # which a file alone does not state
+        if cfg["mean"] == (0.5, 0.5, 0.5):  # a file without its config does not state the mean
             alone = folder / f"{name}, alone"
             alone.mkdir()
             safetensors.torch.save_file(model.state_dict(), alone / f"{architecture}.safetensors")
@@ -119,12 +129,17 @@ def write_models(folder):
 
 
 def compare(path):
-    """Returns how far their logits of a folder that we wrote are from ours, and whether that is too far."""
+    """Compares the logits that their library computes from a folder that we wrote with ours.
+
+    Returns:
+        The largest difference, relative to our largest logit (infinite if the library fails), and a line on what is
+        wrong, empty if nothing is.
+    """
     io = np.load(path / "io.npz")
     try:
         model, mean, std = read_folder(path)
         logits = logits_of(model, inputs(io["images"], mean, std))
-    except Exception as error:  # whatever a library raises is what is wrong with the folder
+    except Exception as error:  # any exception of the library means that the folder is wrong
         return math.inf, f"{path.name} {io['row']}: {type(error).__name__}: {error}"
     difference = abs(logits - io["logits"]).max() / abs(io["logits"]).max()
     return difference, "" if difference <= io["limit"] else f"{path.name} {io['row']}: {difference:.1e}"

@@ -1,10 +1,11 @@
-"""What training from a bucket costs: seconds to the first batch, and batches while steps take a time of their own.
+"""Measures training from a bucket: seconds to the first batch, images per second, and how long steps wait for data.
 
 python -m benchmarks.bucket --photos=data/photos
 
-The bucket is a server of files in a process of its own, which answers each request after 30 ms and sends at most 100
-MB/s in all. A step is a pause, so that 80 % of what the loader gives from local shards are asked for. The shards are
-read from the local disk, streamed with a cache for a part of them, and copied whole; in turns.
+The bucket is emulated by a file server in a process of its own, which answers each request after 30 ms and sends at
+most 100 MB/s in all. A training step is emulated by a pause. The pauses are so long that the steps ask for 80 % of the
+images per second that the loader gives from local shards. In turns, the shards are read from the local disk, streamed
+from the bucket with a cache that holds a part of them, and copied from the bucket whole.
 """
 
 import argparse
@@ -28,16 +29,16 @@ from vit_jax import data, pack, sharding
 from vit_jax.data.shards import readers
 from vit_jax.storage import cache, filesystem
 
-LATENCY, RATE, PIECE = 0.03, 100e6, 2**16  # seconds, bytes a second, bytes
-LOAD = 0.8  # of the images that the loader gives
+LATENCY, RATE, PIECE = 0.03, 100e6, 2**16  # seconds, bytes per second, bytes
+LOAD = 0.8  # images that the steps ask for, as a fraction of those that the loader can give
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves the files of a folder, late and at a limited rate."""
+    """Serves the files of a folder with a delay and at a limited rate."""
 
     protocol_version = "HTTP/1.1"
     line = threading.Lock()
-    free = 0.0  # the time at which the line has sent all that was given to it
+    free = 0.0  # the time at which the line will have sent all that was given to it
 
     def log_message(self, *args: object) -> None:
         pass
@@ -69,7 +70,7 @@ def serve(folder: str, port: multiprocessing.Queue) -> None:
 
 @contextlib.contextmanager
 def bucket(folder: Path) -> Iterator[str]:
-    """Serves a folder, and yields its address."""
+    """Serves a folder inside the block, and yields its address."""
     context = multiprocessing.get_context("spawn")
     port = context.Queue()
     process = context.Process(target=serve, args=(str(folder), port), daemon=True)
@@ -81,7 +82,18 @@ def bucket(folder: Path) -> Iterator[str]:
 
 
 def train(source: str, order: str, step: float, arguments: argparse.Namespace) -> tuple[float, float, float, float]:
-    """Returns seconds to the first batch, images a second, the share of the time that waits, CPU seconds an image."""
+    """Emulates a training run.
+
+    Args:
+        source: the data source.
+        order: the value of `data.order`.
+        step: seconds of a step.
+        arguments: the arguments of the command line.
+
+    Returns:
+        The seconds to the first batch, images per second, the fraction of the time spent waiting for data, and CPU
+        seconds per image.
+    """
     config = base.get_config()
     config.data.source, config.data.order, config.data.workers = source, order, arguments.workers
     config.data.readers, config.data.window = (2, 2) if order == "stream" else (None, 4)
@@ -105,7 +117,7 @@ def train(source: str, order: str, step: float, arguments: argparse.Namespace) -
 
 
 def forget() -> None:
-    """Ends the use of what this process has copied, as its end does."""
+    """Releases the files that this process has copied, as the end of a process does."""
     readers.cached_reader.cache_clear()
     readers.local_path.cache_clear()
     readers.close_streamed(())

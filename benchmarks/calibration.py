@@ -1,4 +1,4 @@
-"""Published speeds of real TPUs beside what both measures say of training steps of the same sizes, for docs/speed.md.
+"""Compares published speeds of real TPUs with both predictions for training steps of the same sizes, for docs/speed.md.
 
 Example:
   python -m benchmarks.calibration --write=docs/speed.md
@@ -28,26 +28,26 @@ KEPT = ROOT / "benchmarks" / "calibration_results"
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A published run and the compiler's report of a step of its sizes, with schedules."""
+    """A published run, and the compiler's report (with schedules) on a training step of the same sizes."""
 
     run: PublishedRun
     executable: plan_types.Executable
 
     @property
     def kernel_cycles(self) -> float:
-        """The cycles of the attention's kernels, in which only the blocks count that the mask leaves."""
+        """The cycles of the attention kernels, counting only the blocks that the mask does not skip."""
         return (self.executable.kernel_cycles or 0) * self.run.kernel_share
 
     @property
     def estimate_seconds(self) -> float:
-        """A step by the compiler's estimate, followed by its exchanges, as in `planning.estimate`."""
+        """The seconds of a step by the compiler's estimate, plus those of its exchanges, as in `planning.estimate`."""
         tpu = parse_topology(self.run.target)
         exchange = sum(each.link_bytes for each in self.executable.collectives.values()) / tpu.link_bandwidth
         return ((self.executable.cycles or 0) + self.kernel_cycles) / tpu.chip.clock + exchange
 
     @property
     def schedule_seconds(self) -> float:
-        """A step by the schedules of its operations, with the exchange that they do not hide."""
+        """The seconds of a step by the schedules of its operations, plus the exchange that they do not hide."""
         schedule = self.executable.schedule
         assert schedule
         skipped = (self.executable.kernel_cycles or 0) - self.kernel_cycles
@@ -56,12 +56,12 @@ class Comparison:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """By measure, the published time over the predicted one."""
+        """Measure (`estimate` or `schedule`) -> the published time divided by the predicted time."""
         seconds = self.run.step_seconds
         return {"estimate": seconds / self.estimate_seconds, "schedule": seconds / self.schedule_seconds}
 
     def cells(self) -> list[str]:
-        """Returns both predictions, and the ratios."""
+        """Returns the cells of both predictions in seconds, then of both ratios."""
         schedule = self.executable.schedule
         assert schedule
         exposed = schedule.exchange_exposed / parse_topology(self.run.target).chip.clock
@@ -70,7 +70,10 @@ class Comparison:
 
 
 def read_comparisons(pattern: str) -> list[Comparison]:
-    """Returns the runs whose step was compiled, now if their names match a pattern, or before."""
+    """Returns the comparisons of all runs whose step was compiled.
+
+    Runs whose names match the pattern and whose step was not compiled yet are compiled now.
+    """
     found = []
     for run in RUNS:
         path = KEPT / f"{run.name}.json"
@@ -87,7 +90,7 @@ def read_comparisons(pattern: str) -> list[Comparison]:
 
 
 def ratios_by_chip(found: list[Comparison]) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Returns what `planning.calibration` states: measure -> kind of chip -> ratios, to two digits."""
+    """Returns measure -> kind of chip -> ratios to two digits, in the form of `planning.calibration.MEASURED`."""
     result: dict[str, dict[str, tuple[float, ...]]] = {}
     for each in found:
         kind = parse_topology(each.run.target).kind
@@ -98,7 +101,7 @@ def ratios_by_chip(found: list[Comparison]) -> dict[str, dict[str, tuple[float, 
 
 
 def runs_table(found: list[Comparison]) -> list[str]:
-    """Returns the table of runs; cells of what was not compiled are empty."""
+    """Returns the table of all published runs. The cells of runs whose step was not compiled are empty."""
     labels = ["run", "source", "chips", "sequences a chip", "published: MFU", "s a step"]
     labels += ["estimate, s", "schedule + exchange, s", "published / estimate", "published / schedule"]
     cells = {each.run: each.cells() for each in found}
@@ -117,7 +120,7 @@ def bands_table() -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; returns 1 if `planning/calibration.py` does not state the table's ratios."""
+    """Runs the command line; returns 1 if `planning/calibration.py` states other ratios than the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="runs to compile, as in '*-v5e_16x16'; none: no run [all]")
     parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")

@@ -1,9 +1,9 @@
-"""What the checks before the start cost host 0, which serves the exchanges of all hosts: CPU time of its process.
+"""Measures what the checks before a run's start cost host 0, which serves all hosts: the CPU time of its process.
 
 python -m benchmarks.coordination --hosts=64,256,1024
 
-The hosts are threads of a few other processes, and exchange their facts over JAX's own service: once equal everywhere,
-and once different on one host.
+The other hosts are threads of a few processes. They exchange their facts over JAX's own service twice: first the facts
+are equal on all hosts, then they differ on one host.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from vit_jax.distributed.agreement import SingleHost
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.preflight import check_equal
 
-PROCESSES = 24  # with the threads of all hosts but host 0; few with many threads each would take far longer
-FACTS = {f"--config.field{number}": "a value of some length, " * 2 for number in range(80)}  # 4.8 kB, as a run has
+PROCESSES = 24  # processes that hold the threads of all hosts but host 0; fewer would take far longer
+FACTS = {f"--config.field{number}": "a value of some length, " * 2 for number in range(80)}  # 4.8 kB, like a run's
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class OnGroup(SingleHost):
-    """A `Coordinator` of a group, without a supervisor."""
+    """A `Coordinator` that uses a group directly, without a supervisor."""
 
     def __init__(self, group: ProcessGroup):
         self.group, self.host, self.hosts = group, group.host, group.hosts
@@ -37,7 +37,7 @@ class OnGroup(SingleHost):
 
 
 def compare(group: ProcessGroup) -> None:
-    """Compares the facts of a host with those of the others, twice."""
+    """Compares the facts of this host with those of the others, first equal ones and then different ones."""
     check_equal(OnGroup(group), FACTS)
     last = group.hosts - 1
     try:
@@ -49,7 +49,14 @@ def compare(group: ProcessGroup) -> None:
 
 
 def run_hosts(address: str, node: int, numbers: range, hosts: int) -> None:
-    """Runs the hosts of one of the other processes."""
+    """Runs some of the hosts as threads of this process, then ends the process.
+
+    Args:
+        address: the address of JAX's service.
+        node: the number of this process, from 1.
+        numbers: the numbers of the hosts in this process.
+        hosts: the number of all hosts.
+    """
     client = _jax.get_distributed_runtime_client(address, node, use_compression=True)
     client.connect()
     with ThreadPoolExecutor(len(numbers)) as pool:
@@ -58,7 +65,7 @@ def run_hosts(address: str, node: int, numbers: range, hosts: int) -> None:
 
 
 def run_first(hosts: int) -> None:
-    """Serves the exchanges, takes part as host 0, and prints what that took."""
+    """Serves the exchanges and takes part as host 0, prints its CPU time, and ends the process."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]

@@ -1,16 +1,16 @@
-"""Trains by big_vision's own trainer; writes what tests/training/test_curves.py and tests/data/test_augment.py
-compare with.
+"""Trains with big_vision's own trainer, and writes the reference of tests/training/test_curves.py and
+tests/data/test_augment.py.
 
 Example, in an environment of its own (requirements_big_vision.txt), with a checkout of big_vision and a folder of
 photographs, one folder a class:
   python benchmarks/curve_big_vision.py CHECKOUT PHOTOGRAPHS --write=tests/fixtures
 
-Its `train.main` runs 50 steps of its `configs/vit_s16_i1k.py` on photographs, changed in size: images of 32 pixels,
-batches of 8, 8 classes, 2 blocks of width 24, 10 steps of warm-up. The rate is three times as large, so that these
-steps learn, and gradients are clipped at 0.5, which half of them exceed. Written are the weights before the first step,
-and of each step the images as they leave RandAugment, the labels, MixUp's ratio, the loss, the rate and the norm of the
-gradient; and what RandAugment's operations at the magnitudes of AugReg and AutoAugment's sub-policies make of two
-images.
+Its `train.main` runs 50 steps of its `configs/vit_s16_i1k.py` on photographs, with smaller sizes: images of 32 pixels,
+batches of 8, 8 classes, 2 blocks of width 24, 10 steps of warm-up. The learning rate is three times as large, so that
+50 steps learn something. Gradients are clipped at a norm of 0.5, which half of them exceed. The files have the weights
+before the first step, and for each step the images after RandAugment, the labels, MixUp's ratio, the loss, the learning
+rate and the norm of the gradient. A further file has two images after each of RandAugment's operations, at the
+magnitudes of AugReg, and after each of AutoAugment's sub-policies.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def add_data_source(photographs):
 
 
 def shrink(config):
-    """Makes the recipe small; everything else stays."""
+    """Makes the recipe small, in place, and returns it."""
     config.input.pp = config.input.pp.replace("(224)", f"({RESOLUTION})").replace("(1000,", f"({CLASSES},")
     config.input.data = {"name": "bv:photographs"}
     config.input.batch_size, config.num_classes = BATCH, CLASSES
@@ -67,7 +67,7 @@ def shrink(config):
 
 
 def train(config, workdir):
-    """Runs the trainer; returns the batches that it read."""
+    """Runs the trainer, and returns the batches of its steps: name -> array."""
     from absl import flags
 
     trainer = importlib.import_module("big_vision.train")
@@ -86,7 +86,7 @@ def train(config, workdir):
 
 
 def initial_weights(config):
-    """Returns new weights of its model, by name."""
+    """Returns name -> array of newly initialised weights of big_vision's model."""
     import flax
     import jax
 
@@ -96,7 +96,7 @@ def initial_weights(config):
 
 
 def mixup_ratios(config):
-    """Returns the ratio of each step, by the trainer's keys and its function."""
+    """Returns MixUp's ratio of each step, computed with the trainer's random keys and its function."""
     import jax
 
     utils = importlib.import_module("big_vision.utils")
@@ -108,10 +108,11 @@ def mixup_ratios(config):
 
 
 def augmented_pixels(images):
-    """Returns what RandAugment's operations and AutoAugment's sub-policies make of images.
+    """Returns the images after each of RandAugment's operations and AutoAugment's sub-policies.
 
-    Keys are `OPERATION/MAGNITUDE` and `autoaugment/NUMBER`. What is random is not: signs are positive, the centre of
-    Cutout is three quarters down and across, and both operations of a sub-policy are applied unless never.
+    Keys are `OPERATION/MAGNITUDE` and `autoaugment/NUMBER`. Random choices are replaced by fixed ones: signs are
+    positive, the centre of Cutout is three quarters down and across, and an operation of a sub-policy is applied unless
+    its probability is 0.
     """
     ops = importlib.import_module("big_vision.pp.archive.autoaugment")
     ops._randomly_negate_tensor = lambda tensor: tensor

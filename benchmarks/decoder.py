@@ -1,7 +1,7 @@
-"""A decoder of text and its training step, as large as those whose speed on real TPUs others published.
+"""A text decoder and its training step, to compare with runs on real TPUs whose speed others have published.
 
-It is written for `benchmarks.calibration` alone: its sizes, the layout of its weights, its attention kernel and what
-its backward pass computes again are those of a published run; everything else is as plain as it can be.
+It is written for `benchmarks.calibration` alone. Its sizes, the layout of its weights, its attention kernel and its
+rematerialization are those of a published run. Everything else is as plain as possible.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from vit_jax.planning.compiler import Function
 Arrays = dict[str, Any]
 
 NORM_EPSILON, CLIP, DECAY, BETA1, BETA2 = 1e-6, 1.0, 0.1, 0.9, 0.95
-OFFLOADED = ("layer_input", "query", "key", "value")  # to the host's memory, for the backward pass
+OFFLOADED = ("layer_input", "query", "key", "value")  # activations kept in the host's memory for the backward pass
 POLICIES = {
     "full": None,
     "products": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
@@ -48,20 +48,22 @@ class Decoder:
     """The sizes of a decoder and how a step of it is computed.
 
     Attributes:
-        width: of the residual stream.
-        layers: their number.
-        heads: of the queries.
-        kv_heads: of keys and values.
-        head_dim: of each head.
-        mlp_dim: of the hidden layer of the MLP.
-        vocabulary: the number of tokens, which share one matrix with the logits unless `untied`.
-        gated: the MLP is SiLU(a) * b of two products, and not ReLU of one.
-        parallel: attention and MLP read the same normed input, and not the MLP what attention added.
-        untied: the logits have a matrix of their own.
-        length: tokens of a sequence.
-        remat: a key of `POLICIES`.
-        attention: `flash`, in blocks of 512 tokens; or `splash`, whose mask skips whole blocks, of 2,048.
-        dtype: of the parameters and the optimizer's moments.
+        width: the channels of the residual stream.
+        layers: the number of layers.
+        heads: the number of heads of the queries.
+        kv_heads: the number of heads of keys and values.
+        head_dim: the channels of each head.
+        mlp_dim: the channels of the hidden layer of the MLP.
+        vocabulary: the number of different tokens.
+        gated: whether the MLP computes SiLU(a) * b from two products a and b; if not, it computes ReLU of one product.
+        parallel: whether attention and MLP read the same normalised input; if not, the MLP reads the normalised sum of
+            the layer's input and the output of attention.
+        untied: whether the logits have a matrix of their own; if not, they share that of the token embeddings.
+        length: the tokens of a sequence.
+        remat: the rematerialization policy, a key of `POLICIES`.
+        attention: the kernel: `flash` in blocks of 512 tokens, or `splash` in blocks of 2,048 tokens, which skips
+            blocks that the mask excludes.
+        dtype: the dtype of the parameters and of the optimizer's moments.
     """
 
     width: int
@@ -81,7 +83,7 @@ class Decoder:
 
     @property
     def kernels(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the products' weights in a layer."""
+        """Name -> shape of the weights of a layer that are used in matrix products."""
         inputs = ("mlp_gate", "mlp_in") if self.gated else ("mlp_in",)
         return {
             "query": (self.width, self.heads, self.head_dim),
@@ -94,14 +96,15 @@ class Decoder:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters."""
+        """The number of all parameters."""
         layer = sum(map(math.prod, self.kernels.values())) + self.width * (1 if self.parallel else 2)
         return layer * self.layers + self.vocabulary * self.width * (2 if self.untied else 1) + self.width
 
     def flops(self, sequences: float) -> float:
-        """Returns 6 FLOPs for each parameter and token, and those of attention's products under the mask.
+        """Returns the model FLOPs of a training step on some sequences.
 
-        So MaxText counts (train.py, after PaLM, arXiv 2204.02311, Appendix B).
+        They are 6 FLOPs for each parameter and token, and the FLOPs of attention's products that the causal mask keeps.
+        MaxText counts like that (train.py, after PaLM, arXiv 2204.02311, Appendix B).
         """
         attention = 12 * self.heads * self.head_dim * self.layers * self.length**2 / 2
         return sequences * (6 * self.parameters * self.length + attention)
@@ -112,9 +115,10 @@ def train_step(decoder: Decoder, mesh: Mesh, sequences: int, options: Options) -
 
     Args:
         decoder: the model.
-        mesh: `fsdp` divides the sequences and the width of all weights, `tensor` heads, MLP and vocabulary.
-        sequences: of a step, over all chips.
-        options: of the compiler.
+        mesh: the mesh. `fsdp` divides the sequences and the width of all weights; `tensor` divides heads, MLP and
+            vocabulary.
+        sequences: the sequences of a step, over all chips.
+        options: the options of the compiler.
     """
     shapes, specs = _parameters(decoder)
     optimizer = optax.chain(
@@ -151,7 +155,7 @@ def train_step(decoder: Decoder, mesh: Mesh, sequences: int, options: Options) -
 
 
 def _parameters(decoder: Decoder) -> tuple[Arrays, dict[str, P]]:
-    """Returns the shapes of the parameters, those of all layers in one array, and the axes that divide them."""
+    """Returns name -> shape and name -> partition of the parameters. All layers share one array, along dimension 1."""
     axes: dict[str, tuple[str | None, ...]] = {
         "query": ("fsdp", "tensor", None),
         "key": ("fsdp", "tensor", None),
@@ -172,7 +176,7 @@ def _parameters(decoder: Decoder) -> tuple[Arrays, dict[str, P]]:
 
 
 def _loss(params: Arrays, tokens: jax.Array, labels: jax.Array, decoder: Decoder, mesh: Mesh) -> jax.Array:
-    """Returns the mean cross-entropy of the next tokens."""
+    """Returns the mean cross-entropy of predicting `labels`, the next tokens."""
     place = functools.partial(_place, mesh)
     params = dict(params)
     outer = {name: params.pop(name) for name in ("embed", "logits", "last_norm") if name in params}
@@ -193,7 +197,7 @@ def _loss(params: Arrays, tokens: jax.Array, labels: jax.Array, decoder: Decoder
 
 
 def _layer(x: jax.Array, weights: Arrays, decoder: Decoder, mesh: Mesh) -> jax.Array:
-    """Returns what a layer makes of its input, [sequences, tokens, width]."""
+    """Returns the output of a layer for the input x [sequences, tokens, width]."""
     place = functools.partial(_place, mesh)
     w = {name: leaf.astype(jnp.bfloat16) for name, leaf in weights.items()}
     x = place(checkpoint_name(x, "layer_input"), "fsdp", None, "tensor")
@@ -214,7 +218,10 @@ def _layer(x: jax.Array, weights: Arrays, decoder: Decoder, mesh: Mesh) -> jax.A
 
 
 def _attention(q: jax.Array, k: jax.Array, v: jax.Array, decoder: Decoder, mesh: Mesh) -> jax.Array:
-    """Returns causal attention by one of JAX's kernels; [sequences, heads, tokens, head_dim]."""
+    """Returns the result of causal attention by one of JAX's kernels.
+
+    Arguments and result are [sequences, heads, tokens, head_dim].
+    """
     one = _splash(decoder, mesh) if decoder.attention == "splash" else _flash(decoder)
     spec = P("fsdp", "tensor")
     return jax.shard_map(one, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(q, k, v)
@@ -251,14 +258,14 @@ def _splash(decoder: Decoder, mesh: Mesh) -> Any:
 
 
 def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Returns x over its root mean square, in float32 inside, times a scale."""
+    """Returns x divided by its root mean square (computed in float32), times a scale, in bfloat16."""
     wide = x.astype(jnp.float32)
     root = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + NORM_EPSILON)
     return (wide * root).astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
 
 
 def _rotate(x: jax.Array) -> jax.Array:
-    """Returns queries or keys with rotary positions (arXiv 2104.09864); [sequences, heads, tokens, head_dim]."""
+    """Returns queries or keys, [sequences, heads, tokens, head_dim], with rotary positions (arXiv 2104.09864)."""
     half = x.shape[-1] // 2
     angles = jnp.arange(x.shape[2])[:, None] / 10_000 ** (jnp.arange(half) / half)
     first, second = x[..., :half], x[..., half:]

@@ -2,11 +2,12 @@
 
 python -m benchmarks.dependencies --python 3.11 3.12 3.13 --tests --write=CONTRIBUTING.md
 
-For each line of the table, uv (`pip install uv`) makes a fresh environment: with the lowest version of everything that
-is declared and with the highest, both with all extras but those of CUDA, which are large; and with the highest, without
-extras. In each the recipes smoke and digits run, and digits again, stopped by SIGTERM and continued, which must leave
-the same numbers bit by bit; and plans, pages and logs of Weights & Biases are made or, without extras, refused in a
-sentence that names the extra. A line that failed says BROKEN, and the exit code is then 1.
+For each line of the table, uv (`pip install uv`) makes a fresh environment. There are three kinds: the lowest version
+of every declared dependency with all extras, the highest version with all extras, and the highest version without
+extras. Extras never include those of CUDA, which are large. In each environment the recipes smoke and digits run.
+Digits then runs again, is stopped by SIGTERM and continued, which must give the same numbers bit by bit. Plans, pages
+and logs of Weights & Biases are made or, without extras, refused in a sentence that names the extra. A line that failed
+says BROKEN, and the exit code is then 1.
 """
 
 import argparse
@@ -34,7 +35,7 @@ HEADER = ["Python", "versions", *SHOWN, "smoke", "digits", "digits, resumed", "e
 VERSIONS = "import platform; from importlib.metadata import version as v; print(platform.python_version(), *map(v, {}))"
 DATA = "--config.data.num_classes=10 --config.data.num_examples=1438"
 PLAN = f"vit_jax.plan --config=configs/smoke.py {DATA} --topology=v5e:2x2"
-# What needs an extra -> the extra, which it must name if it is missing.
+# Command that needs an extra -> the extra, which the command must name if it is missing.
 NEEDS = {
     PLAN: "plan",
     f"{PLAN} --html=plan.html": "plot",
@@ -50,7 +51,7 @@ NEEDS_AND_NETWORK = {
 
 
 class Environment:
-    """A fresh environment in a folder, where its commands run, too."""
+    """A fresh Python environment in a folder. Its commands also run in that folder."""
 
     def __init__(self, folder: Path, python: str, kind: str):
         self.folder, self.python = folder, f"{folder}/env/bin/python"
@@ -62,7 +63,7 @@ class Environment:
         self.call(["uv", "pip", "install", "--quiet", f"--python={self.python}", resolution, "-e", f"{ROOT}{extras}"])
 
     def call(self, words: list[str], code: int = 0, folder: Path | None = None) -> str:
-        """Returns what a command printed, which must end with an exit code."""
+        """Runs a command in a folder and returns its output; raises Broken if it does not end with exit code `code`."""
         place = folder or self.folder
         ended = subprocess.run(words, cwd=place, env=self.variables, text=True, capture_output=True)
         printed = ended.stdout + ended.stderr
@@ -70,11 +71,11 @@ class Environment:
         return printed
 
     def run(self, line: str, code: int = 0) -> str:
-        """Returns what one of the commands of the package printed, which must end with an exit code."""
+        """Runs a command of the package, given as module and arguments, as `call` does."""
         return self.call([self.python, "-m", *line.split()], code)
 
     def resume(self) -> None:
-        """Runs digits, stops it on its way, and continues it."""
+        """Runs digits, stops it after its first metrics and continues it, and checks that the numbers stay the same."""
         line = "vit_jax.main --config=configs/digits.py --workdir=stopped"
         with (self.folder / "log").open("w") as log:
             run = subprocess.Popen([self.python, "-m", *line.split()], cwd=self.folder, env=self.variables, stderr=log)
@@ -86,7 +87,7 @@ class Environment:
         check(same(self.folder / "digits", self.folder / "stopped"), "other numbers than those of a run never stopped")
 
     def cells(self, without_extras: bool, tests: bool) -> list[str]:
-        """Returns what happened, for the columns from Python on."""
+        """Runs all checks, and returns the cells of the table, without the one of the kind of environment."""
         python, *versions = self.call([self.python, "-c", VERSIONS.format(SHOWN)]).split()
         self.run("vit_jax.main --config=configs/smoke.py --workdir=smoke")
         self.run("vit_jax.main --config=configs/digits.py --workdir=digits")
@@ -106,7 +107,7 @@ class Environment:
 
 
 def try_versions(python: str, kind: str, tests: bool) -> tuple[list[str], bool]:
-    """Returns a line of the table, and whether everything worked."""
+    """Returns the cells of a line of the table, and whether everything worked."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             first, *others = Environment(Path(folder), python, kind).cells(kind == "no extras", tests)

@@ -1,11 +1,11 @@
-"""How many near-duplicates each perceptual hash misses, and how many unrelated images it takes for one.
+"""Measures how many near-duplicates a perceptual hash misses, and how many unrelated images it takes for duplicates.
 
 python -m benchmarks.duplicates --photos=data/photos --data-dir=data/tensorflow_datasets --write=docs/data.md
 
-Beside the hash of `pack --without` it measures those of imagehash (`pip install ImageHash`, not a dependency): 8x8 and
-16x16 bits of the cosine transform (phash), differences of neighbours (dhash), and wavelets (whash). Distances are shown
-in bits of 255. An image counts as missed if the changed one is farther from its own original than the threshold, and as
-false if another image of its set is nearer.
+It measures the hash of `pack --without` and hashes of imagehash (`pip install ImageHash`, not a dependency): 8x8 and
+16x16 bits of the cosine transform (phash), differences of neighbours (dhash), and wavelets (whash). Distances are
+scaled to bits of 255. A changed image counts as missed if its distance from its own original is greater than the
+threshold. An image counts as false if another image of its set is within the threshold.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from vit_jax.data.shards.perceptual_hash import hash_distances, perceptual_hash
 from vit_jax.data.sources import SourceConfig, open_split
 
 THRESHOLDS = (40, 60, 70)
-SHORTER_SIDE = 256  # of photographs
-CHANGED = 200  # images of each set
+SHORTER_SIDE = 256  # pixels of the shorter side of photographs
+CHANGED = 200  # images of each set that are changed
 
 Pixels = np.ndarray  # uint8 [height, width, 3]
 
@@ -32,16 +32,16 @@ class Ours:
     """The hash of `pack --without`."""
 
     def hash(self, pixels: Pixels) -> np.ndarray:
-        """Returns the hashes of an image and of its mirror image, one a row."""
+        """Returns the hash of an image in row 0, and the hash of its mirror image in row 1."""
         return perceptual_hash(pixels)
 
     def distances(self, one: np.ndarray, others: np.ndarray) -> np.ndarray:
-        """Returns the distances of rows from one, in bits of 255."""
+        """Returns the distances between one hash and each row of `others`, in bits of 255."""
         return hash_distances(one, np.ascontiguousarray(others.T))
 
 
 class Library:
-    """A hash of imagehash, as `Ours`."""
+    """A hash of imagehash, with the methods of `Ours`."""
 
     def __init__(self, name: str, side: int):
         import imagehash
@@ -72,7 +72,7 @@ def symmetric(pixels: Pixels) -> Pixels:
 
 
 def drawing(seed: int) -> Pixels:
-    """Returns some black lines, circles and rectangles on white."""
+    """Returns an image with some black lines, ellipses and rectangles on white."""
     random, image = np.random.default_rng(seed), Image.new("RGB", (224, 224), "white")
     pen = ImageDraw.Draw(image)
     for _ in range(random.integers(2, 7)):
@@ -85,7 +85,7 @@ def drawing(seed: int) -> Pixels:
 
 
 def gradient(seed: int) -> Pixels:
-    """Returns a colour that turns into others from corner to corner."""
+    """Returns an image that interpolates between four random colours in its corners."""
     corners = np.random.default_rng(seed).uniform(0, 255, (2, 2, 3)).astype(np.float32)
     return cv2.resize(corners, (96, 96), interpolation=cv2.INTER_LINEAR).astype(np.uint8)
 
@@ -103,7 +103,7 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 
 
 def read_sets(photos: Path, data_dir: str) -> dict[str, list[Pixels]]:
-    """Returns photographs, CIFAR-10's test images, symmetric ones of both, drawings, and gradients."""
+    """Returns name -> images: photographs, CIFAR-10 (test), symmetric images of both, drawings, and gradients."""
     taken = []
     for path in sorted(path for path in photos.rglob("*") if path.is_file()):
         pixels = np.array(Image.open(path).convert("RGB"))
@@ -121,7 +121,7 @@ def read_sets(photos: Path, data_dir: str) -> dict[str, list[Pixels]]:
 
 
 def measure(kind: Ours | Library, images: list[Pixels]) -> tuple[list[float], dict[str, list[float]]]:
-    """Returns, in percent at each threshold, false images, and by change those missed."""
+    """Returns the percentage of false images at each threshold, and change -> percentage missed at each threshold."""
     hashes = np.concatenate([kind.hash(pixels) for pixels in images])
     nearest = []
     for index in range(len(images)):

@@ -1,11 +1,12 @@
-"""What one host can feed: the CPU time of an image in the main process and in the workers, and what follows from both.
+"""Measures the CPU time of an image in the main process and in the workers, and computes how many images a host feeds.
 
 python -m benchmarks.feed --photos=data/photos --write=docs/data.md
 
-The main process is measured with workers that return a ready image: all CPU time of its threads, from a group of rows
-that a worker has written to a batch on the devices. A worker is measured as it reads photographs as training does. The
-other table is computed from the least of each over the rounds: other programs on the machine only add to them. What
-chips take is that of the steps in `benchmarks/tpu_results`, by schedule.
+The main process is measured with workers that return a ready image. The measure is the CPU time of all its threads,
+from a group of rows that a worker has written to a batch on the devices. A worker is measured while it reads
+photographs as in training. The second table is computed from the smallest time of each over the rounds, because other
+programs on the machine can only add to them. The images per second that chips take are those of the steps in
+`benchmarks/tpu_results`, by schedule.
 """
 
 import argparse
@@ -34,16 +35,16 @@ from vit_jax.planning.chips import CHIPS
 
 SIZE = 224
 DEVICES = (1, 8)
-# How the photographs are packed; None: they are read as they are.
+# Name in the table -> options of `vit_jax.pack` for the photographs; None: they are not packed.
 PACKED: dict[str, list[str] | None] = {"originals": None, "packed": ["--shorter-side=256"], "pixels": ["--pixels=256"]}
 MODELS = ("S/16", "B/16", "L/16")
 CHIP = "v5e"
-SMALL_HOSTS = (2, 16)  # cores
+SMALL_HOSTS = (2, 16)  # cores of further hosts in the table
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A source that has one image at hand."""
+    """A source whose examples all have the same image, which is in memory."""
 
     max_labels: int | None = None
 
@@ -58,10 +59,10 @@ READY = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
 
 
 def measure_main(devices: int, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Returns the CPU seconds of an image in the main process: in the thread that trains, and in its others."""
+    """Returns the CPU seconds per image in the main process: in the training thread, and in its other threads."""
     placed = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
     rows = loader.local_rows(placed, arguments.batch)
-    pipe = preprocess.parse_pipe(f"random_crop({SIZE})|value_range(-1,1)", SIZE)  # which copies nothing
+    pipe = preprocess.parse_pipe(f"random_crop({SIZE})|value_range(-1,1)", SIZE)  # a crop of all pixels copies nothing
     local = loader.local_train_batches(Ready(), pipe, batch=arguments.batch, rows=rows, seed=0, workers=workers)
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=arguments.batch, sharding=placed)
 
@@ -79,7 +80,7 @@ def measure_main(devices: int, workers: int, arguments: argparse.Namespace) -> t
 
 
 def measure_worker(source: str, fast: bool, images: int) -> float:
-    """Returns the CPU seconds of an image in a worker process that reads photographs as training does."""
+    """Returns the CPU seconds per image in a worker process that reads photographs as in training."""
     config = base.get_config()
     config.data.source, config.data.fast, config.data.workers = source, fast, 1
     config.batch, config.resolution, config.evals.test.split = 64, SIZE, "train"
@@ -97,13 +98,13 @@ def measure_worker(source: str, fast: bool, images: int) -> float:
 
 
 def cpu_seconds(process: int | None) -> float:
-    """Returns the CPU seconds that a process has used; see proc(5)."""
+    """Returns the CPU seconds that the process with this number has used; see proc(5)."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pack_photos(photos: Path, folder: Path) -> dict[str, str]:
-    """Packs the photographs, and returns the sources by their names in the table."""
+    """Packs the photographs into a folder, and returns name in the table -> data source."""
     sources = {}
     for name, words in PACKED.items():
         sources[name] = f"folder:{photos}" if words is None else f"array_record:{folder / name}"
@@ -113,7 +114,7 @@ def pack_photos(photos: Path, folder: Path) -> dict[str, str]:
 
 
 def images_per_second(model: str) -> float:
-    """Returns what a chip takes, by the schedule of its step."""
+    """Returns the images per second that a chip takes in training, by the schedule of its step."""
     images = tpu.IMAGES[model]
     cycles = tpu.Results("", None)[Row("vit_jax", model, f"{CHIP}:2x2", images)].cycles
     assert cycles
@@ -121,15 +122,27 @@ def images_per_second(model: str) -> float:
 
 
 def fed(cores: int, worker: float, main: float) -> float:
-    """Returns the images a second that a host feeds, from the CPU seconds of an image in a worker and in the main
-    process. Threads do the work of both; beside workers, the main process has cores of its own.
+    """Returns the images per second that a host feeds.
+
+    With worker processes, the slower of workers and main process counts, and the main process has cores of its own.
+    Without workers, threads of the main process do all the work.
+
+    Args:
+        cores: the cores of the host.
+        worker: CPU seconds per image in a worker.
+        main: CPU seconds per image in the main process.
     """
     workers = data.choose_workers("auto", cores)
     return min(workers / worker, 1 / main) if workers else cores / (worker + main)
 
 
 def main_table(found: dict[tuple[int, int], list[tuple[float, float]]], batch: int) -> Iterator[str]:
-    """Yields the lines of the table of the main process, from devices and workers -> measurements."""
+    """Yields the lines of the table of the main process.
+
+    Args:
+        found: (devices, workers) -> the results of `measure_main` in each round.
+        batch: the images of a batch.
+    """
     yield f"| devices, which divide {batch:,} images | workers | the thread that trains | others | sum |"
     yield "| --- | --- | --- | --- | --- |"
     for (devices, workers), measured in found.items():
@@ -139,7 +152,12 @@ def main_table(found: dict[tuple[int, int], list[tuple[float, float]]], batch: i
 
 
 def hosts_table(main: float, worker: dict[tuple[str, bool], float]) -> Iterator[str]:
-    """Yields the lines of the table of hosts, from the CPU seconds of an image."""
+    """Yields the lines of the table of hosts.
+
+    Args:
+        main: CPU seconds per image in the main process.
+        worker: (name of the source, `data.fast`) -> CPU seconds per image in a worker.
+    """
     names = [f"{name}, {'fast' if fast else 'exact'}" for name, fast in worker]
     yield f"| cores | `auto` | {' | '.join(names)} | one process | {' | '.join(f'{model} takes' for model in MODELS)} |"
     yield "| --- " * (len(names) + 3 + len(MODELS)) + "|"

@@ -1,10 +1,11 @@
-"""The goodput to expect on many hosts, with the costs of a restart as measured here: kills and resumes a run.
+"""Measures the costs of a restart by killing and resuming a run, and computes the goodput to expect on many hosts.
 
 Example:
   python -m benchmarks.goodput --write=docs/reliability.md
 
-ViT-B/16 is trained on synthetic images in a process of its own, killed after its second save, started again, and killed
-again; the ledger of the run tells what its saves and its second start took. Programs are compiled in both starts.
+ViT-B/16 is trained on synthetic images in a process of its own, killed at its third save, started again, and killed
+again at the third save from then on. The ledger of the run tells how long its saves and its second start took. Programs
+are compiled in both starts.
 """
 
 import argparse
@@ -25,20 +26,27 @@ from vit_jax.planning.goodput import FAILURE_RATES, Restart
 
 HOSTS = (64, 128, 256, 512, 1024, 2048, 4096)
 DEFAULT_INTERVAL = 15 * 60.0  # seconds: `checkpoint_every_minutes`
-LIMIT = 1800.0  # seconds for a start to come to its steps
+LIMIT = 1800.0  # seconds that a start may take until its last save
 WORDS = ["--config.data.source=synthetic", "--config.total_epochs=None", "--config.total_steps=1000"]
 WORDS += ["--config.warmup_steps=0", "--config.checkpoint_every=2", "--config.eval_every=1000"]
 WORDS += ["--config.data.workers=0", "--config.data.num_examples=64", "--config.data.num_classes=1000"]
 
 
 def read(workdir: Path) -> list[Start]:
-    """Returns the starts of a run so far."""
+    """Returns the starts of a run so far, from its ledger."""
     path = workdir / LEDGER
     return read_ledger(path.read_bytes()) if path.exists() else []
 
 
 def train_until_killed(workdir: Path, words: list[str], start: int, saves: int) -> None:
-    """Trains until the ledger tells of so many saves of a start, and kills the process."""
+    """Trains in a process, and kills it once the ledger has enough saves.
+
+    Args:
+        workdir: the folder of the run.
+        words: further flags of `vit_jax.main`.
+        start: the number of this start of the run, from 0.
+        saves: the number of saves in this start after which the process is killed.
+    """
     command = [sys.executable, "-m", "vit_jax.main", f"--workdir={workdir}", *WORDS, *words]
     compiled = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     with workdir.with_name("log").open("a") as log:
@@ -55,7 +63,7 @@ def train_until_killed(workdir: Path, words: list[str], start: int, saves: int) 
 
 
 def measure(words: list[str]) -> Restart:
-    """Returns what a run that is killed and resumed tells of its saves and its restart."""
+    """Kills and resumes a run, and returns the measured costs of its saves and its restart."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
         for start in range(2):
@@ -65,7 +73,7 @@ def measure(words: list[str]) -> Restart:
 
 
 def restart_table(found: Restart) -> Iterator[str]:
-    """Yields the parts of a restart."""
+    """Yields the lines of the table of the parts of a restart."""
     yield "| part of a restart | seconds |"
     yield "|---|---|"
     yield f"| a lost host is noticed, at most | {found.detecting:.0f} |"
@@ -76,7 +84,7 @@ def restart_table(found: Restart) -> Iterator[str]:
 
 
 def goodput_table(restart: Restart) -> Iterator[str]:
-    """Yields the goodput to expect by number of hosts, at each rate of failures."""
+    """Yields the lines of the table of the goodput to expect for each number of hosts and each rate of failures."""
     names = "".join(f" {name}, {rate:.2f} |" for name, rate in FAILURE_RATES.items())
     yield f"| hosts |{names}"
     yield "|---|" + "---|" * len(FAILURE_RATES)

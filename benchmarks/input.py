@@ -2,16 +2,16 @@
 
 python -m benchmarks.input --files=data/photos --rounds=7 --others=.bench/bin/python
 
-Each reads, decodes, crops, resizes and stacks batches of 32 in one thread. The result is images per second of processor
-time, over all threads. tf.data uses `decode_and_crop_jpeg` and `tf.image.resize`, timm its own dataset, crop and
-collate function. Both run in a separate environment (`benchmarks/requirements.txt`); without `--others` only our reader
-is measured. `--quality=90` encodes the files again first, as `vit_jax.pack` does, so that decoding can begin at the
-first row of a crop; tf.data and timm then read these files too.
+Each reader reads, decodes, crops, resizes and stacks batches of 32 images in one thread. The result is images per
+second of processor time, over all threads. tf.data uses `decode_and_crop_jpeg` and `tf.image.resize`, timm its own
+dataset, crop and collate function. Both run in a separate environment (`benchmarks/requirements.txt`). Without
+`--others` only our reader is measured. `--quality=90` first encodes the files again as `vit_jax.pack` does, so that
+decoding can begin at the first row of a crop. tf.data and timm then read these files too.
 
 python -m benchmarks.input --files=data/photos --others=.bench/bin/python --pixels=256 --write=docs/data.md
 
-packs them with `--pixels` and with `--shorter-side`, and compares both with the original files. tf.data and timm read
-the JPEG files that the second contains.
+packs the files with `--pixels` and with `--shorter-side`, and compares both with the original files. tf.data and timm
+then read the JPEG files of `--shorter-side`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PACKED = "packed JPEG"
 PIPE = f"inception_crop({SIZE})|value_range(-1,1)"
 
 
-Read = Callable[[int], EncodedImage]  # the image of this number
+Read = Callable[[int], EncodedImage]  # number of an image -> the image
 
 
 class Ours:
@@ -61,7 +61,7 @@ class Ours:
 
 
 class Other:
-    """A reader in a process of the separate environment; see `input_others`."""
+    """A reader that runs in a process of the separate environment; see `input_others`."""
 
     def __init__(self, python: str, name: str, plan: Path):
         script = Path(__file__).with_name("input_others.py")
@@ -91,7 +91,10 @@ def draw_boxes(files: list[str]) -> list[tuple[int, int, int, int]]:
 
 
 def encode_again(files: list[str], folder: Path, quality: int) -> list[str]:
-    """Encodes the images again, with a restart marker after each row of minimum coded units."""
+    """Encodes the images as JPEG again, with a restart marker after each row of minimum coded units.
+
+    Returns the paths of the new files.
+    """
     for number, file in enumerate(files):
         data = io.BytesIO()
         options = {"quality": quality, "restart_marker_rows": 1}
@@ -101,7 +104,7 @@ def encode_again(files: list[str], folder: Path, quality: int) -> list[str]:
 
 
 def pack(files: list[str], folder: Path, encoding: Encoding) -> Read:
-    """Packs the images, and returns what reads their records."""
+    """Packs the images into one shard, and returns a function that reads a record by its number."""
     folder.mkdir()
     examples = ((encoding(decode.read_image(file)), [0]) for file in files)
     write_shard(str(folder / "train-00000-of-00001.array_record"), examples)
@@ -114,7 +117,7 @@ def read_files(files: list[str]) -> Read:
 
 
 def write_files(read: Read, count: int, folder: Path) -> list[str]:
-    """Writes the JPEG files that records contain."""
+    """Writes the JPEG data of records to files, and returns their paths."""
     folder.mkdir()
     files = [folder / f"{number:05}.jpg" for number in range(count)]
     for number, file in enumerate(files):
@@ -123,14 +126,14 @@ def write_files(read: Read, count: int, folder: Path) -> list[str]:
 
 
 def describe_difference(ours: Ours, other: np.ndarray) -> str:
-    """Returns the difference between the first images of both."""
+    """Returns a sentence on the difference between our first images and those of tf.data, which `other` has."""
     difference = np.stack([ours.pixels(number) for number in range(len(other))]).astype(int) - other
     most, share = np.abs(difference).max(), np.mean(difference != 0)
     return f"differs from tf.data by at most {most} of 255, in {share:.2%} of the values"
 
 
 def take_turns(readers: Mapping[str, Ours | Other], count: int, rounds: int) -> dict[str, list[float]]:
-    """Returns the images per CPU-second of each reader in each round."""
+    """Returns name of a reader -> images per CPU-second in each round."""
     rates: dict[str, list[float]] = {name: [] for name in readers}
     for turn in range(rounds + 1):
         for name, reader in readers.items():
@@ -141,12 +144,16 @@ def take_turns(readers: Mapping[str, Ours | Other], count: int, rounds: int) -> 
 
 
 def median_ratio(rates: list[float], base: list[float]) -> float:
-    """Returns the median of the ratios within a round."""
+    """Returns the median, over the rounds, of the ratio of two rates in the same round."""
     return statistics.median(a / b for a, b in zip(rates, base, strict=True))
 
 
 def table(rates: Mapping[str, list[float]]) -> list[str]:
-    """Returns a row for each reader, with its ratios to packed JPEG images, resized alike, and to tf.data."""
+    """Returns the lines of a table with a row for each reader.
+
+    A row has the ratios of its rate to that of packed JPEG images, with the same way of resizing, and to that of
+    tf.data.
+    """
     lines = ["| read | images per CPU-second | of packed JPEG | of tf.data |", "|---|---|---|---|"]
     for name, values in rates.items():
         bases = [rates.get(base) for base in (f"{PACKED}, {name.partition(', ')[2]}", "tf.data")]

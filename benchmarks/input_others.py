@@ -1,7 +1,8 @@
 """The readers that `benchmarks.input` compares ours with; runs in an environment with tensorflow and timm.
 
-Arguments are `tf.data` or `timm`, and a plan: files, boxes (top, left, height, width), size and batch. Each line of the
-input is answered by a line of JSON: `round` by the processor seconds of one pass, `pixels` by the first 16 images.
+Arguments are `tf.data` or `timm`, and the path of a plan, a JSON file with the paths of files, boxes (top, left,
+height, width), size and batch. Each line of the input is answered by a line of JSON. The answer to `round` is the
+processor seconds of one pass, the answer to `pixels` the first 16 images.
 """
 
 import json
@@ -18,7 +19,10 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM
 
 
 def tensorflow_batches(plan: dict[str, Any]) -> Callable[[], Any]:
-    """tf.data as the authors use it: only the crop is decoded, resized without antialias and truncated to uint8."""
+    """Returns a function that starts a pass over the batches of tf.data, used as the authors use it.
+
+    Only the crop is decoded. It is resized without antialias and truncated to uint8.
+    """
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -36,7 +40,10 @@ def tensorflow_batches(plan: dict[str, Any]) -> Callable[[], Any]:
 
 
 def timm_batches(plan: dict[str, Any]) -> Callable[[], Any]:
-    """timm's dataset, crop and loader without workers; only the boxes of the crops are given."""
+    """Returns a function that starts a pass over the batches of timm's dataset, crop and loader, without workers.
+
+    Only the boxes of the crops are given by the plan.
+    """
     import torch
     from timm.data import ImageDataset
     from timm.data.loader import fast_collate
@@ -46,7 +53,7 @@ def timm_batches(plan: dict[str, Any]) -> Callable[[], Any]:
     torch.set_num_threads(1)
 
     class CropAtBoxes(RandomResizedCropAndInterpolation):
-        """timm's crop at the boxes of the plan, in turn."""
+        """timm's crop, with the boxes of the plan one after the other."""
 
         def get_params(self, image, scale, ratio):
             return tuple(next(self.boxes))

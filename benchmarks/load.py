@@ -1,13 +1,14 @@
-"""Loading a published checkpoint, compared with reading its file by the format's library: time, and memory.
+"""Measures time and memory of loading a published checkpoint, compared with reading its file by the format's library.
 
 Example:
   python -m benchmarks.load --model=ViT-L/16 --rounds=5
 
-Writes a file with random weights in each layout. An .npz file is compared with NumPy; a .safetensors file with its
-library and one transposed copy of each kernel, which PyTorch stores with other axes. Each measurement runs in a new
-process, both readers take turns, and the file is in the page cache. Only the call is measured: wall-clock and processor
-seconds, and the increase of the process's peak memory, in copies of the weights. A virtual machine may take seconds to
-allocate memory for either, so the minimum over the rounds shows the work itself best.
+Writes a file with random weights in each layout. Loading an .npz file is compared with NumPy. Loading a .safetensors
+file is compared with its library plus one transposed copy of each array, because PyTorch stores kernels with other
+axes. Each measurement runs in a new process, both readers take turns, and the file is in the page cache. Only the call
+is measured: wall-clock seconds, processor seconds, and the increase of the process's peak memory as a multiple of the
+size of the weights. A virtual machine may take seconds to allocate memory for either reader, so the minimum over the
+rounds shows the work itself best.
 """
 
 import argparse
@@ -30,7 +31,12 @@ def peak_memory():
 
 
 def measure(kind, path):
-    """Prints the time and memory of one reading."""
+    """Reads a file once and prints the time and memory as JSON.
+
+    Args:
+        kind: the reader, one of `READERS`.
+        path: the path of the file.
+    """
     import numpy as np
     import safetensors.numpy
 
@@ -53,7 +59,7 @@ def measure(kind, path):
 
 
 def write_checkpoint(path, name, layout):
-    """Writes a model with random weights."""
+    """Writes a model with random weights in a layout to a path."""
     import jax
     import numpy as np
 

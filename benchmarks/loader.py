@@ -1,10 +1,10 @@
-"""The loader alone: images per second and resident memory for each source and number of workers, in turns.
+"""Measures the loader alone: images per second and resident memory for each source and number of workers, in turns.
 
 python -m benchmarks.loader --sources=synthetic,folder:data/photos,array_record:data/packed/photos --workers=0,2
 
-`data.train_batches` is measured as training uses it, up to batches on the devices; nothing else runs. Each turn opens
-the loader again and skips two batches. Memory is that of this process and its workers, at the end of the first turn and
-of the last. `--rounds=1 --batches=20000` prints it twenty times on the way.
+`data.train_batches` is measured as training uses it, up to batches on the devices. Nothing else runs. Each turn opens
+the loader again and skips two batches. The memory is that of this process and its workers, at the end of the first turn
+and of the last turn. With `--batches=1000` or more it is also printed twenty times in each turn.
 """
 
 import argparse
@@ -52,7 +52,10 @@ def process_ids() -> list[int]:
 
 
 def resident_memory() -> float:
-    """Returns the resident memory of all processes in MB; shared memory counts once for each process."""
+    """Returns the resident memory of this process and its descendants in MiB.
+
+    Shared memory counts once for each process.
+    """
     total = 0
     for number in process_ids():
         try:
@@ -63,7 +66,7 @@ def resident_memory() -> float:
 
 
 def measure_turn(source: str, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Returns the images per second and the memory in MB of one turn."""
+    """Returns the images per second of one turn, and the memory in MiB at its end."""
     batches = make_batches(source, workers, arguments)
     for _ in range(2):
         jax.block_until_ready(next(batches))

@@ -1,12 +1,13 @@
-"""How many small faults the tests of a room find: one mutant after the other, each in a copy of the tree.
+"""Measures how many small faults the tests find: runs the tests of a room on one mutant after the other, in a copy.
 
 python -m benchmarks.mutants --write=benchmarks/mutants.csv
 python -m benchmarks.mutants --write=benchmarks/mutants.csv --slow
 
-A mutant changes one operator, constant or condition of one function. A new file gets a seeded sample over all rooms,
-in proportion to their code; each is run until a test of its room fails. Of an existing file the rows are run that have
-no result: what a mutant is called does not depend on the lines around its function. `--slow` runs the slow tests of the
-room on the mutants that the default ones let live.
+A mutant changes one operator, constant or condition of one function. A room is a package or a module at the root of
+vit_jax. A new file gets a seeded sample of mutants over all rooms, in proportion to their code. The tests of a mutant's
+room are run until one fails. If the file exists, only its rows without a result are run. The name of a mutant does not
+depend on code around its function, so that a row stays valid. `--slow` runs the slow tests of the room on the mutants
+that no default test has found.
 """
 
 import argparse
@@ -35,7 +36,7 @@ SWAPPED = {
     (ast.And, ast.Or),
 }
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])} | {ast.FloorDiv: ast.Mult}
-# Tests of a module at the root, or of a room without a folder of tests; else those of its name.
+# Room -> names of its tests, for rooms whose tests are not called like the room.
 TESTS = {
     "columns": ["evaluate", "experiments"],
     "config": ["configs", "cli", "errors", "experiments/test_sweep"],
@@ -60,18 +61,18 @@ TESTS = {
     "tree": ["optim", "program"],
     "vtab": ["experiments/test_vtab"],
 }
-SECONDS = 600  # a mutant that hangs is found
+SECONDS = 600  # limit for a run of tests; a mutant that exceeds it counts as found
 LIVES = "no default test"
 
 
 def room_of(path: Path) -> str:
-    """The folder of a module in the package, or its own name at the root."""
+    """Returns the room of a module: its folder in the package or, for a module at the root, its own name."""
     parts = path.relative_to(ROOT / "vit_jax").with_suffix("").parts
     return parts[0]
 
 
 def tests_of(room: str) -> list[str]:
-    """The paths of the tests of a room."""
+    """Returns the paths of the tests of a room, relative to the root of the project."""
     found = []
     for name in TESTS.get(room, [room]):
         paths = [
@@ -83,7 +84,7 @@ def tests_of(room: str) -> list[str]:
 
 
 def changed(node: ast.AST) -> list[ast.expr]:
-    """What may stand in place of an expression."""
+    """Returns the expressions that mutants have in place of a node; empty if it is not mutated."""
     if isinstance(node, ast.Constant) and type(node.value) in (bool, int):
         return [ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -101,7 +102,10 @@ def changed(node: ast.AST) -> list[ast.expr]:
 
 
 def in_bodies(node: ast.AST, name: str = "", inside: bool = False):
-    """Every expression that runs in a function, with the function's name; not types, nor the parts of f-strings."""
+    """Yields (name of the function, expression) for every expression inside a function.
+
+    Annotations, decorators, default values and the parts of f-strings are left out.
+    """
     if isinstance(node, ast.JoinedStr):
         return
     if inside and isinstance(node, ast.expr):
@@ -118,7 +122,7 @@ def in_bodies(node: ast.AST, name: str = "", inside: bool = False):
 
 
 def mutants_of(path: Path) -> dict[str, str]:
-    """The name of every mutant of a module -> the module's changed source."""
+    """Returns name of a mutant -> changed source of the module, for all mutants of a module."""
     source = path.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -136,7 +140,7 @@ def mutants_of(path: Path) -> dict[str, str]:
 
 
 def sample(count: int, seed: int) -> list[str]:
-    """Names of mutants over all rooms: at least one a room, the rest in proportion."""
+    """Returns the names of `count` random mutants: at least one of each room, the rest in proportion to their code."""
     rooms = defaultdict(list)
     for path in sorted((ROOT / "vit_jax").rglob("*.py")):
         room = room_of(path)
@@ -150,9 +154,14 @@ def sample(count: int, seed: int) -> list[str]:
 
 
 def find(name: str, tree: Path, slow: bool) -> str:
-    """Returns the first test of a mutant's room that fails in a copy of the tree that has it; an empty text: none does.
+    """Runs the tests of a mutant's room, and returns the name of the first test that fails; empty if none fails.
 
-    The files of tests that speak of its module or function come first.
+    Test files that mention the mutant's module or function are run first.
+
+    Args:
+        name: the name of the mutant.
+        tree: a copy of the project, in which the mutant is written and afterwards removed.
+        slow: whether the slow tests are run instead of the default ones.
     """
     path, function = ROOT / name.partition(" ")[0], name.split()[1].rstrip(":").rpartition(".")[2]
     mutants = mutants_of(path)
@@ -178,7 +187,7 @@ def find(name: str, tree: Path, slow: bool) -> str:
                 capture_output=True,
                 text=True,
             )
-            if done.returncode not in (0, 5):  # 5: it has no such test
+            if done.returncode not in (0, 5):  # 5 means that there are no such tests
                 told = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.M)
                 return told[1] if told else "import"
         return ""

@@ -1,10 +1,10 @@
-"""What attention in neighbourhoods costs a TPU by the compiler's schedule, beside attention of all places to all.
+"""Compares the cost of attention in neighbourhoods and of all-to-all attention on a TPU, by the compiler's schedule.
 
 Example:
   python -m benchmarks.neighbourhoods --write=docs/models.md
 
-The attention of a unit of SASA-ResNet-50's third stage in bfloat16, forward and backward, without its projection: 8
-heads of 32 channels on maps of 14x14 and 32x32 places. All to all has no positions.
+The case is the attention of a unit in SASA-ResNet-50's third stage, in bfloat16, forward and backward, without its
+projection: 8 heads of 32 channels on maps of 14x14 and 32x32 places. All-to-all attention has no relative positions.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from vit_jax.planning.compiler import Function, compile_function
 
 TARGET = "v5e:2x2"
 HEADS, SIZE = stand_alone.HEADS, 32
-IMAGES = {14: 8, 32: 2}  # by the places on a side: about as many places
+IMAGES = {14: 8, 32: 2}  # places on a side -> images, so that both have about as many places in all
 
 
 def attend_to_all(query: jax.Array, key: jax.Array, value: jax.Array, *positions: jax.Array) -> jax.Array:
-    """Returns what each place attends to, of all places."""
+    """Returns the attention of each place to all places; `positions` are ignored."""
     del positions
     query, key, value = (x.reshape(len(x), -1, HEADS, SIZE) for x in (query, key, value))
     return jax.nn.dot_product_attention(query, key, value, scale=1.0)
@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 
 def compile_case(name: str) -> Report:
-    """Returns what the compiler reports of a case."""
+    """Returns the compiler's report on a case, named `<kind> <places on a side>`."""
     kind, side = name.split()
     mesh = Mesh(np.array(targets.find_devices(TARGET, 1)[:1]), ("data",))
 
@@ -59,7 +59,7 @@ def compile_case(name: str) -> Report:
 
 
 def line(name: str, report: Report) -> list[str]:
-    """Returns a row of the table."""
+    """Returns the cells of a row of the table."""
     executable = serialization.step_from_json(report).executable
     assert executable and executable.schedule
     kind, side = name.split()
@@ -76,7 +76,7 @@ def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    """Runs the command line. If its only argument is a case, prints the compiler's report on that case as JSON."""
     write_cases(argv, __doc__, dict.fromkeys(names(), TARGET), "benchmarks.neighbourhoods", compile_case, sections)
 
 

@@ -1,10 +1,10 @@
-"""What the update of each optimizer costs a TPU, by the compiler's schedule, and the size of its state.
+"""Measures the cost of each optimizer's update on a TPU, by the compiler's schedule, and the size of its state.
 
 Example:
   python -m benchmarks.optimizers --write=docs/optimizers.md
 
-The update alone, from gradients to new parameters, of ViT-B/16 on a chip and of ViT-g/14 split over eight. Takes half
-an hour on two cores.
+Only the update is compiled, from gradients to new parameters, for ViT-B/16 on one chip and for ViT-g/14 split over
+eight chips. Takes half an hour on two cores.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from vit_jax.planning import serialization, targets
 from vit_jax.planning.compiler import Function, compile_function
 from vit_jax.program import program_without_data
 
-# Model -> slice, devices over which parameters and state are split.
+# Model -> (slice, number of devices over which parameters and state are split).
 MODELS = {"ViT-B/16": ("v5e:1x1", 1), "ViT-g/14": ("v5e:2x4", 8)}
 
 
@@ -29,7 +29,10 @@ def names() -> list[str]:
 
 
 def compile_case(name: str) -> Report:
-    """Returns what the compiler reports of a case, and the bytes of the optimizer's state for a parameter."""
+    """Returns the compiler's report on a case, named `<model> <optimizer>`, and `state_bytes`.
+
+    The latter are the bytes of the optimizer's state per parameter.
+    """
     model, optimizer = name.split()
     target, fsdp = MODELS[model]
     config = base.get_config()
@@ -54,13 +57,13 @@ def compile_case(name: str) -> Report:
 
 
 def line(optimizer: str, report: Report, adamw: Report) -> list[str]:
-    """Returns a row of the table."""
+    """Returns the cells of a row of the table; `adamw` is the report on AdamW for the same model."""
     cycles, beside = cycles_of(report), cycles_of(adamw)
     return [f"`{optimizer}`", f"{report['state_bytes']:.2f}", f"{cycles / 1e6:.1f}", f"{cycles / beside:.2f}"]
 
 
 def cycles_of(report: Report) -> float:
-    """Returns the cycles of an update."""
+    """Returns the cycles of the update in a report, by schedule."""
     executable = serialization.step_from_json(report).executable
     assert executable and executable.schedule
     return executable.schedule.cycles
@@ -78,7 +81,7 @@ def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    """Runs the command line. If its only argument is a case, prints the compiler's report on that case as JSON."""
     write_cases(
         argv,
         __doc__,

@@ -1,10 +1,10 @@
-"""The cost of being able to resume: saving every 50 steps, fingerprints and preflight, for the steps of a recipe.
+"""Measures what it costs a recipe to be resumable: saves every 50 steps, fingerprints and preflight checks.
 
 python -m benchmarks.overhead --source=array_record:data/packed/cifar10 --rounds=20
 
-Segments of 50 steps of the plain ViT in `configs/cifar10.py` alternate in one process. Before every second segment a
-checkpoint is saved, as `vit_jax.train` does, and written in the background while the steps go on. The time of the
-preflight, which runs once, is printed too.
+Segments of 50 steps of the plain ViT in `configs/cifar10.py` run in one process. Every second segment begins with a
+save, as in `vit_jax.train`, whose checkpoint is written in the background during the steps. The time of the preflight
+checks, which run once, is printed too.
 """
 
 import argparse
@@ -27,7 +27,14 @@ from vit_jax.training.workdir import Workdir
 
 
 def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterator[tuple[bool, float]]:
-    """Yields, for each segment, whether it began with a save, and its seconds."""
+    """Yields for each segment whether it began with a save, and its seconds.
+
+    Args:
+        source: the data source; None: synthetic.
+        place: the workdir.
+        rounds: the number of segments of each kind.
+        steps: the steps of a segment.
+    """
     config = cifar10.plain()
     config.data.source = source or "synthetic"
     config, info, program = prepare(config)
@@ -43,7 +50,7 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
         batches = data.train_batches(config, program.batch_sharding, 0, info.opened)
         stack.callback(batches.close)
         values: Any = None
-        for segment in range(-2, 2 * rounds):  # the first two compile and do not count
+        for segment in range(-2, 2 * rounds):  # the first two segments compile and do not count
             saves = segment % 2 == 0
             began = time.monotonic()
             if saves:

@@ -1,10 +1,10 @@
-"""What attention in a pattern costs a TPU by the compiler's schedule, beside attention of all patches to all.
+"""Compares the cost of attention in patterns and of full attention on a TPU, by the compiler's schedule.
 
 Example:
   python -m benchmarks.patterns --write=docs/models.md
 
-One layer of ViT-B/16 in bfloat16, forward and backward: the projection to queries, keys and values, and the attention.
-Takes a quarter of an hour on two cores.
+The case is one layer of ViT-B/16 in bfloat16, forward and backward: the projection to queries, keys and values, and the
+attention. Takes a quarter of an hour on two cores.
 """
 
 import functools
@@ -27,8 +27,8 @@ from vit_jax.planning import serialization, targets
 from vit_jax.planning.compiler import Function, compile_function
 
 TARGET = "v5e:2x2"
-IMAGES = {224: 32, 512: 8}  # by resolution, so that both have as many patches, nearly
-# Implementation, pattern, window.
+IMAGES = {224: 32, 512: 8}  # resolution -> images, so that both have nearly as many patches in all
+# (implementation, pattern, {resolution: window}).
 CASES = (
     ("fused", "full", {224: 0, 512: 0}),
     ("tokens_first", "full", {224: 0, 512: 0}),
@@ -51,7 +51,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def compile_case(name: str) -> Report:
-    """Returns what the compiler reports of a case."""
+    """Returns the compiler's report on a case, named `<implementation> <pattern> <window> <resolution>`."""
     spec, [device, *_] = spec_of(name), targets.find_devices(TARGET, 1)
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
@@ -76,7 +76,7 @@ def compile_case(name: str) -> Report:
 
 
 def line(name: str, report: Report) -> list[str]:
-    """Returns a row of the table."""
+    """Returns the cells of a row of the table."""
     spec, executable = spec_of(name), serialization.step_from_json(report).executable
     assert executable and executable.schedule
     images = IMAGES[spec.position.image_size[0]]
@@ -94,7 +94,7 @@ def sections(found: dict[str, Report]) -> list[tuple[str, list[str]]]:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the command line; with a case, prints in JSON what the compiler reports of it."""
+    """Runs the command line. If its only argument is a case, prints the compiler's report on that case as JSON."""
     write_cases(argv, __doc__, dict.fromkeys(names(), TARGET), "benchmarks.patterns", compile_case, sections)
 
 

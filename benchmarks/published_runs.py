@@ -1,7 +1,7 @@
 """Training runs on real TPUs whose speed others published, and the compilation of a step of the same sizes.
 
-MaxText's tables give MFU by model and chip, and the scripts beside them, of the same commit, the settings. The figures
-of Google's recipes are the seconds in their lines of log.
+The speeds of MaxText are the MFU in its tables, and the settings are those of the scripts beside the tables, at the
+same commit. The speeds of Google's recipes are the seconds per step in their log lines.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from vit_jax.planning import parse_topology, serialization, targets
 from vit_jax.planning.compiler import compile_function
 
 MAXTEXT = "MaxText 632f651, MaxText/configs"  # github.com/AI-Hypercomputer/maxtext, 2023-12-15
-# 2026-08-22; its table of v4 is still that of 2023, beside a script with smaller batches.
+# 2026-08-22; its table of v4 is still the one of 2023, but beside a script with smaller batches.
 MAXTEXT_2026 = "MaxText e591f30, src/maxtext/configs/tpu"
 RECIPES = "tpu-recipes c8cfe2f, training/trillium"  # github.com/AI-Hypercomputer/tpu-recipes, 2026-08-07
 
@@ -35,24 +35,25 @@ scale_64 = functools.partial(default, 10_240, 64, 32, 32, mlp_dim=32_768)
 llama = functools.partial(
     Decoder, head_dim=128, kv_heads=8, gated=True, parallel=False, untied=True, length=8192, attention="splash"
 )
-# The recipes' limit of memory on the chip for one operation; what holds the blocks of 2,048 tokens.
+# The recipes' limit of on-chip memory for one operation, which is large enough for the blocks of 2,048 tokens.
 RECIPE_OPTIONS: Options = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedRun:
-    """A run, as its source describes it.
+    """A run as its source describes it.
 
     Attributes:
-        model: its name there.
-        source: file that states the speed.
-        target: the slice.
-        sequences: of a step and chip.
+        model: the name of the model in the source.
+        source: the file or folder that states the speed.
+        target: the slice, such as v5e:16x16.
+        sequences: the sequences of a step on each chip.
         decoder: the model.
-        mfu: as published; None: the source states seconds.
-        seconds: of a step, as published; None: the source states MFU.
-        tensor: chips that share heads, MLP and vocabulary; all others divide sequences and weights.
-        options: of the compiler.
+        mfu: the published MFU, as a fraction; None: the source states seconds.
+        seconds: the published seconds of a step; None: the source states MFU.
+        tensor: the number of chips over which heads, MLP and vocabulary are split. The sequences and the width of the
+            weights are split over all chips divided by this number.
+        options: (name, value) of the compiler's options.
     """
 
     model: str
@@ -67,12 +68,12 @@ class PublishedRun:
 
     @property
     def name(self) -> str:
-        """Names the file in which the compiler's report is kept."""
+        """The name of the run, and of the file in which the compiler's report is kept."""
         return f"{self.model}-{self.target}".lower().replace(":", "_").replace(" ", "_")
 
     @property
     def step_seconds(self) -> float:
-        """The seconds of a step, as published."""
+        """The seconds of a step, as published or computed from the published MFU."""
         if self.seconds is not None:
             return self.seconds
         assert self.mfu is not None
@@ -80,10 +81,10 @@ class PublishedRun:
 
     @property
     def kernel_share(self) -> float:
-        """The blocks of attention that are computed, of those that its schedule counts.
+        """The fraction of the attention blocks in the schedule that are executed.
 
-        Splash attention looks up in an array which blocks the mask leaves, and its schedule counts all; flash attention
-        computes it, and its schedule counts what is executed.
+        Splash attention looks up at run time which blocks the mask keeps, so that its schedule counts all blocks. The
+        schedule of flash attention counts only the blocks that are executed.
         """
         if self.decoder.attention == "flash":
             return 1.0
@@ -131,7 +132,7 @@ RUNS = (
 
 
 def compile_run(run: PublishedRun) -> Report:
-    """Returns what the compiler reports of a step of a run."""
+    """Returns the compiler's report on a step of a run."""
     devices = targets.find_devices(run.target, 1)
     shape = len(devices) // run.tensor, run.tensor
     mesh = Mesh(np.asarray(mesh_utils.create_device_mesh(shape, devices)), ("fsdp", "tensor"))
@@ -140,7 +141,7 @@ def compile_run(run: PublishedRun) -> Report:
 
 
 def main(argv: list[str]) -> None:
-    """Prints in JSON what the compiler reports of the run whose name is given."""
+    """Prints as JSON the compiler's report on the run whose name is the first argument."""
     [run] = [run for run in RUNS if run.name == argv[1]]
     answer(lambda: compile_run(run))
 

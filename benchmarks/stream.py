@@ -1,9 +1,9 @@
-"""How well the streamed order mixes, and what each host of a large pod needs for it; from numbers alone.
+"""Computes how well the streamed order mixes images, and what each host of a large pod needs for it, without any data.
 
 python -m benchmarks.stream --write=docs/data.md
 
-The order and the shares of hosts come from the code that trains, with shards that are only stated. `--part=0.01` takes
-data sets of a hundredth of the size.
+The order and the share of each host come from the code that training uses, but the shards exist only as numbers.
+`--part=0.01` takes data sets of a hundredth of the size.
 """
 
 import argparse
@@ -22,22 +22,24 @@ from vit_jax.data.sources import Shards
 from vit_jax.data.stream_order import StreamOrder
 
 CLASSES, IMAGENET, JFT = 1000, 1_281_167, 303_000_000  # images
-IMAGE = 110_000  # bytes of one
+IMAGE = 110_000  # bytes of an image
 WINDOWS = (1, 2, 4, 8, 16)
-SAMPLED = 24  # batches spread over an epoch
+SAMPLED = 24  # batches that are examined, spread over an epoch
 HOSTS = 1024
 
 
 def shard_lengths(examples: int, size: int) -> list[int]:
-    """Returns the examples in each of as many equal shards as have about that size in bytes."""
+    """Returns the number of examples in each shard, for nearly equal shards of about `size` bytes."""
     count = max(1, round(examples * IMAGE / size))
     return np.diff(np.linspace(0, examples, count + 1).astype(int)).tolist()
 
 
 def mixing(examples: int) -> list[str]:
-    """Returns the rows of the table: distinct classes and shards in a batch, and the fewest classes of a batch.
+    """Returns the rows of the table `mixing`, for batches of the global and the streamed order.
 
-    And how many rows have the class of the row before, with which MixUp and CutMix mix them.
+    A row has the mean number of distinct shards in a batch and, for shuffled and for sorted shards, the mean (and the
+    smallest) number of distinct classes, and the fraction of images with the same class as the previous row, with which
+    MixUp and CutMix mix them.
     """
     lengths = shard_lengths(examples, 64_000_000)
     ends = np.cumsum(lengths)
@@ -69,7 +71,7 @@ def mixing(examples: int) -> list[str]:
 
 
 def hosts(examples: int) -> list[str]:
-    """Returns the rows of the table: what one of many hosts needs."""
+    """Returns the rows of the table `hosts`: what one of `HOSTS` hosts needs in time, memory, downloads and disk."""
     lines = []
     for size in (64_000_000, 1_000_000_000):
         lengths = shard_lengths(examples, size)

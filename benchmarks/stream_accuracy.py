@@ -1,9 +1,10 @@
-"""What the order of the training images does to the accuracy: CIFAR-10 in 64 shards, 8 readers, windows of 2 shards.
+"""Measures how the order of training images affects accuracy: CIFAR-10 in 64 shards, 8 readers, windows of 2 shards.
 
 python -m benchmarks.stream_accuracy --data-dir=data/tensorflow_datasets --write=docs/data.md
 
-A quarter of the images are in sight of a reader's shuffling at a time. Each run trains the plain ViT of
-`configs/cifar10.py`, narrower, with MixUp, which mixes neighbouring rows: those of one reader, where it streams.
+In the streamed order the readers together shuffle 16 of the 64 shards at a time, a quarter of the images. Each run
+trains the plain ViT of `configs/cifar10.py` with a smaller width and with MixUp. MixUp mixes neighbouring rows of a
+batch, which come from the same reader in the streamed order.
 """
 
 import argparse
@@ -30,7 +31,7 @@ ORDERS = {
 
 
 def write_folder(data_dir: str, folder: Path) -> None:
-    """Writes CIFAR-10 as a folder, whose order is by class."""
+    """Writes CIFAR-10 as a folder of images, whose order is by class."""
     for split in ("train", "test"):
         source = open_split(SourceConfig("tfds:cifar10", data_dir), split)
         assert source.class_names
@@ -42,7 +43,7 @@ def write_folder(data_dir: str, folder: Path) -> None:
 
 
 def train(source: str, order: str, seed: int, epochs: float, workdir: Path) -> float:
-    """Returns the accuracy on the test images at the end of a run."""
+    """Trains in a process of its own, and returns the accuracy on the test images at the end."""
     words = [*SMALL, f"data.source={source}", "data.split=train", f"data.order={order}", f"seed={seed}"]
     words += [f"total_epochs={epochs}", f"eval_every_epochs={epochs}"]
     words += [f"data.readers={READERS}", f"data.window={WINDOW}"] if order == "stream" else []
@@ -56,7 +57,7 @@ def train(source: str, order: str, seed: int, epochs: float, workdir: Path) -> f
 
 
 def rows(data_dir: str, seeds: int, epochs: float, folder: Path) -> Iterator[str]:
-    """Yields the rows of the table; a seed of each order in turn."""
+    """Yields the rows of the table. The orders take turns, one seed at a time."""
     write_folder(data_dir, folder / "images")
     for name, words in {"sorted": [], "shuffled": ["--shuffle=0"]}.items():
         pack.main(["pack", f"folder:{folder}/images", f"{folder}/{name}", f"--shards={SHARDS}", *words])

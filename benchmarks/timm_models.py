@@ -1,10 +1,10 @@
-"""Writes what `vit_jax/interop/timm/timm_models.csv` states of timm's architectures, from the models themselves.
+"""Writes `vit_jax/interop/timm/timm_models.csv`, which describes timm's architectures, from the models of timm.
 
 Example:
   ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm/timm_models.csv
 
-Runs where torch and timm are installed, which our environment does not need. The file lists the architectures; the
-other columns are written anew. Of a hybrid, width and depth are those of its Transformer.
+Runs where torch and timm are installed, which our environment does not need. The architectures are read from the file.
+All other columns are written anew. Width and depth of a hybrid are those of its Transformer.
 """
 
 import csv
@@ -16,7 +16,7 @@ COLUMNS = ("architecture", "num_heads", "activation", "norm_epsilon", "width", "
 
 
 def read_architecture(name):
-    """Returns the row of an architecture."""
+    """Returns the row of an architecture, in the order of `COLUMNS`."""
     import timm
     import torch
 

@@ -1,4 +1,4 @@
-"""Training steps compiled for TPUs that are not here, by two measures, ours beside big_vision's, for docs/speed.md.
+"""Compiles training steps, ours and big_vision's, for TPUs that are not here, and compares them, for docs/speed.md.
 
 Example:
   python -m benchmarks.tpu --write=docs/speed.md
@@ -25,8 +25,8 @@ from vit_jax.planning.serialization import step_from_json
 KEPT = ROOT / "benchmarks" / "tpu_results"
 
 CODES = ("vit_jax", "big_vision")
-POOLINGS = {"gap": 0, "token": 1}  # tokens beside the patches
-IMAGES = {"S/16": 256, "B/16": 128, "B/32": 512, "L/16": 64, "H/14": 32, "R50+B/16": 64}  # a chip
+POOLINGS = {"gap": 0, "token": 1}  # pooling -> tokens beside the patches
+IMAGES = {"S/16": 256, "B/16": 128, "B/32": 512, "L/16": 64, "H/14": 32, "R50+B/16": 64}  # model -> images a chip
 PATCHES = {"S/16": 196, "B/16": 196, "B/32": 49, "L/16": 196, "H/14": 256, "R50+B/16": 196}
 OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
 GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
@@ -51,13 +51,13 @@ Cells = list[str]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What the compiler reported of a row.
+    """The compiler's report on a row.
 
     Attributes:
         row: the program.
-        step: None: it was not compiled, or the compiler failed.
-        macs: multiply-accumulates of an image's forward pass.
-        error: why there is no step; None: it was not tried.
+        step: the report on the step; None: it was not compiled, or the compiler failed.
+        macs: the multiply-accumulates of an image's forward pass.
+        error: the error of the compiler; None: there was none, or the step was not compiled.
     """
 
     row: Row
@@ -71,18 +71,21 @@ class Result:
 
     @property
     def cycles(self) -> int | None:
-        """The cycles of a step by schedule, with the exchange that is not hidden."""
+        """The cycles of a step by schedule, with the exchange that is not hidden; None without a schedule."""
         return self.schedule.cycles + self.schedule.exchange_exposed if self.schedule else None
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization by schedule, without the exchange."""
+        """The model FLOPs utilization by schedule, without the exchange, as a fraction."""
         assert self.schedule
         chip = parse_topology(self.row.target).chip
         return 6 * self.macs * self.row.images / (self.schedule.cycles / chip.clock * chip.flops)
 
     def cells(self) -> Cells:
-        """Returns estimate, schedule, exchange (exposed + hidden), peak memory and MFU."""
+        """Returns the cells of `CELLS`: estimate, schedule, exchange (exposed + hidden), peak memory and MFU.
+
+        Estimate, schedule and exchange are in millions of cycles. An error stands in the first cell.
+        """
         if self.step is None:
             return [self.error or "", "", "", "", ""]
         executable, schedule = self.step.executable, self.schedule
@@ -101,7 +104,11 @@ CELLS = ("estimate", "schedule", "exchange", "peak", "MFU")
 
 
 class Results:
-    """The results that are kept, and those of the rows that are chosen to be compiled."""
+    """Row -> result. A row without a kept report is compiled if its name matches a pattern, and its report is kept.
+
+    Attributes:
+        asked: the rows that were looked up so far.
+    """
 
     def __init__(self, pattern: str, checkout: Path | None) -> None:
         self._pattern, self._checkout = pattern, checkout
@@ -128,29 +135,29 @@ def report_path(row: Row) -> Path:
 
 
 def read_report(row: Row) -> Report | None:
-    """Returns what the compiler reported of a row; None: it was not compiled."""
+    """Returns the kept report on a row; None: it was not compiled."""
     return json.loads(report_path(row).read_text()) if report_path(row).exists() else None
 
 
 def compile_row(row: Row, checkout: Path | None) -> Report:
-    """Returns what the compiler reports of a row, or why it does not compile."""
+    """Compiles a row, and returns the compiler's report, or `error` if it does not compile."""
     words = json.dumps(dataclasses.asdict(row)), str(checkout or "")
     return compile_in_process(row.name, row.target, "benchmarks.tpu_rows", *words)
 
 
 def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
-    """Returns a table in Markdown."""
+    """Returns the lines of a table in Markdown."""
     labels = list(labels)
     return [f"| {' | '.join(cells)} |" for cells in (labels, ["---"] * len(labels), *rows)]
 
 
 def has_theirs(model: str) -> bool:
-    """Returns whether big_vision has a model: it has no hybrids."""
+    """Returns whether big_vision has a model. It has no hybrids."""
     return "+" not in model
 
 
 def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
-    """Returns a table of rows of ours with those of big_vision beside them."""
+    """Returns a table of our rows, with the results of big_vision beside ours."""
     lines = []
     for row in rows:
         ours = results[row]
@@ -165,7 +172,7 @@ def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
 
 
 def models(results: Results) -> list[str]:
-    """Returns the models on v5e."""
+    """Returns the table of all models on v5e."""
     sizes = itertools.product(IMAGES.items(), POOLINGS)
     return side_by_side(
         results, [Row("vit_jax", model, "v5e:2x2", images, pooling) for (model, images), pooling in sizes]
@@ -173,7 +180,7 @@ def models(results: Results) -> list[str]:
 
 
 def operations(results: Results) -> list[str]:
-    """Returns where the cycles of the models on v5e go."""
+    """Returns the table of the cycles by kind of operation, for the models on v5e."""
     lines = []
     for (model, images), code in itertools.product(IMAGES.items(), CODES):
         found = results[Row(code, model, "v5e:2x2", images)] if code == "vit_jax" or has_theirs(model) else None
@@ -185,7 +192,7 @@ def operations(results: Results) -> list[str]:
 
 
 def weights(results: Results) -> list[str]:
-    """Returns copied and split weights on eight chips."""
+    """Returns the table of copied and split weights on eight chips."""
     lines = []
     for model, ways in (("B/16", ("copied", "split")), ("L/16", ("copied", "split", "tensor"))):
         copied = results[Row("vit_jax", model, "v5e:2x4", IMAGES[model])]
@@ -199,13 +206,13 @@ def weights(results: Results) -> list[str]:
 
 
 def chips(results: Results) -> list[str]:
-    """Returns two models on the other kinds of chips."""
+    """Returns the table of two models on the other kinds of chips."""
     pairs = itertools.product(("B/16", "L/16"), OTHER_CHIPS)
     return side_by_side(results, [Row("vit_jax", model, target, IMAGES[model]) for model, target in pairs])
 
 
 def growing(results: Results) -> list[str]:
-    """Returns B/16 on more and more chips."""
+    """Returns the table of B/16 on more and more chips."""
     lines = []
     images = IMAGES["B/16"]
     cases = [*itertools.product(("copied", "split"), GROWING), *(("split over 8", each) for each in GROWING[1:])]
@@ -219,7 +226,7 @@ def growing(results: Results) -> list[str]:
 
 
 def forms(results: Results) -> list[str]:
-    """Returns B/16 with queries and keys that are changed before they are compared."""
+    """Returns the table of B/16 with normalised and rotated queries and keys."""
     lines, images = [], IMAGES["B/16"]
     values = {"model.qk_norm": True, "model.rotary": "axial"}
     plain, *_ = found = [
@@ -234,7 +241,7 @@ def forms(results: Results) -> list[str]:
 
 
 def checked(results: Results) -> list[str]:
-    """Returns the steps whose cycles and memory must not grow."""
+    """Returns the table of the steps whose cycles and memory must not grow, as a test checks."""
     lines = []
     for row in CHECKED:
         blocks = "2" if TWO_BLOCKS in row.fields else "all"
@@ -244,7 +251,7 @@ def checked(results: Results) -> list[str]:
 
 
 def memory(results: Results) -> list[str]:
-    """Returns B/16 with fewer and more images a chip, and with less kept for the backward pass."""
+    """Returns the table of B/16 with fewer and more images a chip, and with rematerialization."""
     lines, usual = [], IMAGES["B/16"]
     cases = [(images, "none") for images in (usual // 2, usual, 2 * usual)] + [(usual, policy) for policy in REMAT]
     for images, policy in cases:
@@ -268,7 +275,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
 
 
 def kept_rows() -> list[Row]:
-    """Returns the rows of all tables that were compiled."""
+    """Returns the rows of all tables that have a kept report."""
     results = Results("none", None)
     for section in SECTIONS.values():
         section(results)

@@ -1,7 +1,7 @@
-"""big_vision's training step, from the parts of a checkout of its code, for `benchmarks.tpu`.
+"""big_vision's training step, built from a checkout of its code, for `benchmarks.tpu`.
 
-Its trainer defines the step within `main`, so it is put together here: model, loss, optimizer, and the norms that it
-logs. Everything but the batch is on every device, as in its recipes.
+big_vision's trainer defines the step inside its `main`, so the step is put together here from its model, loss,
+optimizer and the norms that it logs. Everything but the batch is replicated on all devices, as in big_vision's recipes.
 """
 
 import sys
@@ -24,7 +24,7 @@ POOLINGS = {"gap": "gap", "token": "tok"}
 
 
 class Traced:
-    """A jitted function that is traced under a mesh with big_vision's names of its axes."""
+    """A jitted function that is traced under a mesh, with big_vision's logical name of the batch axes."""
 
     def __init__(self, jitted: Any, mesh: Mesh, axes: tuple[str, ...]) -> None:
         self.jitted, self.mesh, self.rules = jitted, mesh, (("act_batch", axes),)
@@ -35,17 +35,17 @@ class Traced:
 
 
 def train_step(checkout: str, variant: str, mesh: Mesh, config: ml_collections.ConfigDict, pooling: str) -> Function:
-    """Returns a step on a mesh, with the batch, resolution, schedule and decay of a configuration of ours.
+    """Returns big_vision's step on a mesh, with the batch, resolution, schedule and decay of our configuration.
 
     Args:
-        checkout: the folder of its code.
-        variant: `B/16`.
-        mesh: over which the batch is divided.
-        config: ours.
-        pooling: ours.
+        checkout: the folder of big_vision's code.
+        variant: the model, such as `B/16`.
+        mesh: the mesh over which the batch is split.
+        config: our configuration.
+        pooling: the pooling by our name, a key of `POOLINGS`.
     """
     sys.path.insert(0, checkout)
-    for name in UNUSED:  # read and written files go through it, of which there are none here
+    for name in UNUSED:  # big_vision imports them to read and write files, which does not happen here
         sys.modules.setdefault(name, types.ModuleType(name))
     from big_vision import optax as optimizers
     from big_vision import utils

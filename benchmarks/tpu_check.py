@@ -1,11 +1,11 @@
-"""Compiles the kept training steps again: are their cycles and their memory still what benchmarks/tpu_results says?
+"""Compiles the kept training steps again, and compares their cycles and memory with those in benchmarks/tpu_results.
 
 Example:
   python -m benchmarks.tpu_check --only='*-depth2*'
 
-Without --only it compiles every step of docs/speed.md, which takes hours on two cores; those of big_vision only with
---big-vision, a checkout of its code. Exits with 1 if a schedule or a peak is more than 3 % above the kept one. To keep
-new figures, delete the file of a row and run `python -m benchmarks.tpu`.
+Without --only it compiles every step of docs/speed.md, which takes hours on two cores. The steps of big_vision need
+--big-vision, a checkout of its code. Exits with 1 if the cycles or the peak memory of a step are more than 3 % above
+the kept ones. To keep new figures, delete the file of a row and run `python -m benchmarks.tpu`.
 """
 
 import argparse
@@ -24,12 +24,12 @@ TOLERANCE = 1.03
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What is compared of a step.
+    """The figures of a step that are compared.
 
     Attributes:
-        cycles: by schedule, with the exchange that is not hidden.
-        peak_bytes: of memory.
-        libtpu: the version that compiled it.
+        cycles: the cycles by schedule, with the exchange that is not hidden.
+        peak_bytes: the peak memory in bytes.
+        libtpu: the version of libtpu that compiled the step.
     """
 
     cycles: int
@@ -49,14 +49,17 @@ def read_figures(report: tpu.Report) -> Figures | None:
 
 
 def is_worse(kept: Figures | None, found: Figures | None) -> bool:
-    """Returns whether a step costs more than is kept, beyond the tolerance."""
+    """Returns whether a step needs more cycles or memory than the kept one, beyond the tolerance.
+
+    A step that no longer compiles or fits is worse. A step without kept figures never is.
+    """
     if kept is None or found is None:
         return kept is not None
     return found.cycles > TOLERANCE * kept.cycles or found.peak_bytes > TOLERANCE * kept.peak_bytes
 
 
 def describe(kept: Figures | None, found: Figures | None) -> str:
-    """Returns both as text, with the ratio of found to kept."""
+    """Returns the kept and the new figures as text, with the ratios of new to kept."""
     if kept is None or found is None:
         return " -> ".join("no step" if each is None else f"{each.cycles:,} cycles" for each in (kept, found))
     ratios = found.cycles / kept.cycles, found.peak_bytes / kept.peak_bytes
@@ -66,7 +69,7 @@ def describe(kept: Figures | None, found: Figures | None) -> str:
 
 
 def check(rows: Iterable[Row], checkout: Path | None) -> bool:
-    """Compiles rows and prints what is kept and what was found; returns whether one is worse."""
+    """Compiles rows, prints their kept and new figures, and returns whether one of them is worse."""
     worse = []
     for row in rows:
         kept, found = read_figures(tpu.read_report(row) or {}), read_figures(tpu.compile_row(row, checkout))
@@ -76,7 +79,7 @@ def check(rows: Iterable[Row], checkout: Path | None) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line."""
+    """Runs the command line; returns 1 if a step is worse, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="rows to compile; none: no row [all that are kept]")
     parser.add_argument("--big-vision", type=Path, help="a checkout of big_vision; omitted: its rows are left out")

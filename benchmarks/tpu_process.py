@@ -1,4 +1,4 @@
-"""A process of its own in which libtpu compiles a program for chips that are not here and writes its schedules."""
+"""Runs libtpu in a process of its own, where it compiles a program for chips that are not here and writes schedules."""
 
 import argparse
 import fnmatch
@@ -24,13 +24,13 @@ Report = dict[str, Any]
 
 
 def compile_in_process(name: str, target: str, module: str, *words: str) -> Report:
-    """Returns what a module reports of a program, or why it does not compile.
+    """Runs a module in a new process, and returns the report that it prints, or {"error": ...} if it fails.
 
     Args:
-        name: of the program, for the line of progress.
-        target: a slice.
-        module: that calls `answer`.
-        words: its arguments.
+        name: the name of the program in the line of progress.
+        target: the slice to compile for.
+        module: the module, whose command calls `answer`.
+        *words: the arguments of the command.
     """
     request = plan_types.Request((), target)
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
@@ -44,9 +44,9 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
 
 
 def answer(compile_program: Callable[[], Report]) -> None:
-    """Prints a report in JSON, in the process that was started."""
+    """Compiles a program and prints its report as JSON; for the process that `compile_in_process` starts."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not part of the answer
+    os.dup2(2, 1)  # the output of libraries goes to stderr, as it is not part of the answer
     jax.config.update("jax_platforms", "cpu")
     json.dump(compile_program(), answers)
     answers.close()
@@ -63,12 +63,13 @@ def write_cases(
     """Runs a command line that compiles cases, each in a process of its own, and writes sections of a page about them.
 
     Args:
-        argv: of the command; with a case alone, the command prints in JSON what the compiler reports of it.
-        description: of the command.
-        cases: name -> slice.
-        module: whose command it is.
-        compile_case: returns what the compiler reports of a case.
-        make_sections: returns the sections, of the reports by name.
+        argv: the command line. If its only argument is the name of a case, the command prints the compiler's report on
+            that case as JSON.
+        description: the description of the command in its help.
+        cases: name of a case -> slice to compile for.
+        module: the module of the command.
+        compile_case: name of a case -> the compiler's report.
+        make_sections: {name of a case: report} -> (name, lines) of each section.
     """
     if len(argv) == 2 and argv[1] in cases:
         answer(lambda: compile_case(argv[1]))

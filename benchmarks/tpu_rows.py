@@ -1,7 +1,8 @@
-"""The programs that `benchmarks.tpu` compiles, one in a process of its own, for TPUs that are not here.
+"""The programs that `benchmarks.tpu` compiles for TPUs that are not here, each in a process of its own.
 
-The work is that of big_vision's recipe for ImageNet-21k, with 1,000 classes: sigmoid loss, Adam with its first moment
-in bfloat16, decay 1e-4, clipping at 1.0, warm-up and cosine, no dropout, activations in bfloat16, 224 pixels.
+The settings are those of big_vision's recipe for ImageNet-21k, but with 1,000 classes: sigmoid loss, Adam with its
+first moment in bfloat16, decay 1e-4, clipping at 1.0, warm-up and cosine, no dropout, activations in bfloat16, 224
+pixels.
 """
 
 import dataclasses
@@ -24,15 +25,15 @@ DECAY, CLIP = 1e-4, 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A training step.
+    """A training step to compile.
 
     Attributes:
-        code: `vit_jax` or `big_vision`.
-        model: `B/16`, `R50+B/16`, ...
-        target: a slice.
-        images: a step and chip.
+        code: whose step it is: `vit_jax` or `big_vision`.
+        model: the model: `B/16`, `R50+B/16`, ...
+        target: the slice, such as v5e:2x2.
+        images: the images of a step on each chip.
         pooling: `gap`, or `token` with a class token.
-        fields: of the configuration, and their values.
+        fields: (name, value) of further fields of the configuration.
     """
 
     code: str
@@ -44,18 +45,18 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Names the file in which the result is kept."""
+        """The name of the row, and of the file in which its report is kept."""
         words = [self.code, self.model, self.target, str(self.images), self.pooling]
         words += [f"{key.rpartition('.')[2]}{value}" for key, value in self.fields]
         return "-".join(re.sub(r"[^a-z0-9]+", "_", word.lower()) for word in words)
 
 
 def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
-    """Returns what the compiler reports of a row, and the multiply-accumulates of an image's forward pass.
+    """Returns the compiler's report on a row, and `macs_per_image`, the multiply-accumulates of its forward pass.
 
     Args:
         row: the program.
-        checkout: of big_vision.
+        checkout: the folder of big_vision's code; needed for its rows only.
     """
     devices = targets.find_devices(row.target, 1)
     config = base.get_config()
@@ -79,7 +80,7 @@ def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Prints in JSON what the compiler reports of the row that is given in JSON."""
+    """Prints as JSON the compiler's report on the row that the first argument gives as JSON."""
     given = json.loads(argv[1])
     row = Row(**given | {"fields": tuple((key, value) for key, value in given["fields"])})
     answer(lambda: compile_row(row, argv[2] or None))

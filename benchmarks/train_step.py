@@ -1,15 +1,16 @@
-"""A training step of vit_jax beside one of a minimal Flax ViT, and of timm's, alternating in one run.
+"""Compares a training step of vit_jax with one of a minimal Flax ViT and with timm's, alternating in one run.
 
 python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
 
-Both have the same sizes, softmax cross-entropy, AdamW with a constant rate, no dropout, parameters in float32, and are
-jitted with donated state. Ours is what `vit_jax.main` runs (`program.train_step`, with its metrics, norms and the check
-for non-finite values); the minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and `nn.Dense` with
-`optax.adamw`. timm's runs in the environment of `--torch=PYTHON`: on a CPU eager, with as many threads as torch
-chooses; on a GPU by `torch.compile` in its default mode, with AdamW in one kernel. `--dtype=bfloat16` computes in it:
-by the modules' `dtype`, and by autocast. Freed memory is kept in all of them, as the command lines keep it on CPUs, or
-in none with `MALLOC_ARENA_MAX=8` in the environment. On a GPU set `XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both
-processes use it. Its memory is what the compiler allocates, and what torch's allocator has given out at the highest.
+All steps have the same sizes, softmax cross-entropy, AdamW with a constant rate, no dropout, and parameters in float32.
+The JAX steps are jitted with donated state. Ours is the step of `vit_jax.main` (`program.train_step`, with its metrics,
+norms and the check for non-finite values). The minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and
+`nn.Dense` with `optax.adamw`. timm's step runs in the environment of `--torch=PYTHON`. On a CPU it is eager, with as
+many threads as torch chooses. On a GPU it uses `torch.compile` in its default mode, with AdamW in one kernel.
+`--dtype=bfloat16` sets the type of computation, by the modules' `dtype` in JAX and by autocast in torch. All steps keep
+freed memory, as the command lines do on CPUs; with `MALLOC_ARENA_MAX=8` in the environment none does. On a GPU set
+`XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both processes use it. The GPU memory of JAX is what the compiler
+allocates, that of torch the most that its allocator has given out.
 """
 
 import argparse
@@ -42,7 +43,13 @@ THEIRS = Path(__file__).with_name("train_step_torch.py")
 
 
 class Measured(NamedTuple):
-    """A step's seconds by the clock and of all threads, and the GiB of the device that it needs; None: not counted."""
+    """The measurements of a step.
+
+    Attributes:
+        clock: wall-clock seconds.
+        work: processor seconds of all threads.
+        memory: GiB of device memory; None: not measured.
+    """
 
     clock: float
     work: float
@@ -50,7 +57,12 @@ class Measured(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A function that makes one step and returns its loss, and the GiB of the device that it needs."""
+    """A compiled step.
+
+    Attributes:
+        run: makes one step and returns its loss.
+        memory: GiB of device memory that the step needs.
+    """
 
     run: Callable[[], float]
     memory: float
@@ -87,7 +99,7 @@ class PlainViT(nn.Module):
 
 
 def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Step:
-    """Returns a step of the plain model."""
+    """Returns the step of the plain model, which trains on the same batch again and again."""
     model, optimizer = PlainViT(spec), optax.adamw(RATE, weight_decay=DECAY)
 
     def step(params, opt_state, batch):
@@ -112,7 +124,7 @@ def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Step:
 
 
 def our_step(program: Any, batch: dict[str, jax.Array]) -> Step:
-    """Returns a step of this package."""
+    """Returns the step of this package, which trains on the same batch again and again."""
     state = program.init(jax.random.key(0), {})
     compiled = program.train_step.lower(state, batch).compile()
 
@@ -126,12 +138,12 @@ def our_step(program: Any, batch: dict[str, jax.Array]) -> Step:
 
 
 def allocated(step: Any) -> float:
-    """Returns the GiB of a device that the compiler allocates for a step."""
+    """Returns the GiB of device memory that the compiler allocates for a step."""
     return peak_bytes(step.memory_analysis(), False) / 2**30
 
 
 def build_program(arguments: argparse.Namespace, attention: str) -> Any:
-    """Returns this package's program for the given model, batch and resolution, on one device."""
+    """Returns this package's program on one device, for the model, batch and other settings of the command line."""
     config = base.get_config()
     config.model.name, config.batch, config.resolution = arguments.model, arguments.batch, arguments.resolution
     config.model.dtype = arguments.dtype
@@ -144,7 +156,15 @@ def build_program(arguments: argparse.Namespace, attention: str) -> Any:
 
 
 def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[[], Measured]]:
-    """Starts timm's model in another environment; returns its name and a function that makes a step of it."""
+    """Starts timm's model in the process of another environment.
+
+    Args:
+        arguments: the arguments of the command line.
+        kept: whether freed memory is kept.
+
+    Returns:
+        The name of the row, and a function that makes and measures one step.
+    """
     size, patch = arguments.model.removeprefix("ViT-").split("/")
     name = {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}.get(size, size.lower())
     sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
@@ -165,7 +185,7 @@ def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[
 
 
 def timed(step: Step) -> Callable[[], Measured]:
-    """Returns a function that measures a step."""
+    """Returns a function that makes and measures one step."""
 
     def measured() -> Measured:
         start, start_work = time.perf_counter(), time.process_time()
@@ -223,7 +243,7 @@ def main(argv: list[str], kept: bool = False) -> None:
 
 
 def median_of(steps: list[Measured]) -> Measured:
-    """Returns the medians of the seconds of some steps, and their memory."""
+    """Returns the medians of both kinds of seconds over some steps, and the memory of the last step."""
     clock, work, _ = zip(*steps, strict=True)
     return Measured(statistics.median(clock), statistics.median(work), steps[-1].memory)
 

@@ -1,7 +1,8 @@
-"""timm's side of `benchmarks.train_step`, which runs where torch and timm are installed: a step for each line of input.
+"""timm's side of `benchmarks.train_step`, which runs where torch and timm are installed and makes a step for each line
+of its input.
 
-It answers each line with JSON: the seconds of the step by the clock and of all its threads, and the GiB of the GPU at
-the highest.
+It answers each line with a JSON list: wall-clock seconds of the step, processor seconds of all its threads, and the
+most GiB of GPU memory in use so far (null on a CPU).
 """
 
 import ctypes
@@ -14,7 +15,7 @@ import torch
 
 
 def make_step(architecture: str, batch: int, resolution: int, classes: int, dtype: str, device: str):
-    """Returns a function that makes one step of AdamW, on images that stay the same."""
+    """Returns a function that makes one step with AdamW, always on the same images."""
     gpu = device == "cuda"
     torch.set_float32_matmul_precision("high" if gpu else "highest")  # as JAX's default on GPUs: TF32
     model = timm.create_model(architecture, num_classes=classes, img_size=resolution).to(device)
@@ -36,7 +37,7 @@ def make_step(architecture: str, batch: int, resolution: int, classes: int, dtyp
 
 
 def main(architecture, batch, resolution, classes, dtype, device, settings):
-    for setting in json.loads(settings):  # of mallopt, as ours has them
+    for setting in json.loads(settings):  # the settings of mallopt that our process uses
         ctypes.CDLL(None).mallopt(*setting)
     step = make_step(architecture, int(batch), int(resolution), int(classes), dtype, device)
     print(json.dumps({"name": f"timm {timm.__version__}, torch {torch.__version__}"}), flush=True)

@@ -3,8 +3,8 @@
 Example:
   python -m docs.architecture --write=docs/architecture.svg
 
-A grey box is a package, a blue one a file, and an arrow leads from what imports to what is imported. An arrow that
-others imply is left out: if a imports b and b imports c, no arrow leads from a to c.
+A grey box is a package, and a blue box is a file. An arrow leads from the importer to the imported. An arrow that
+follows from others is left out: if a imports b and b imports c, there is no arrow from a to c.
 """
 
 import argparse
@@ -47,8 +47,8 @@ CAPTIONS = {
     "machine": "what this computer has",
     "tree": "names of leaves",
 }
-WIDTH, HEIGHT, GAP, ROW = 196, 46, 22, 92  # pixels: of a box, between boxes, between the tops of rows
-THIN = 14  # width that an arrow takes where it passes a row
+WIDTH, HEIGHT, GAP, ROW = 196, 46, 22, 92  # pixels: width and height of a box, space between boxes, height of a row
+THIN = 14  # pixels of width that an arrow takes where it passes a row
 STYLE = """
   text { font: 12px system-ui, sans-serif; text-anchor: middle; fill: #57606a }
   .name { font-size: 15px; font-weight: 600; fill: #1f2328 }
@@ -66,18 +66,18 @@ STYLE = """
   }
 """
 Graph = dict[str, set[str]]
-Node = str | tuple[str, str, int]  # a box, or where an arrow (from, to) passes a row
+Node = str | tuple[str, str, int]  # a box, or the place (from, to, row) where an arrow passes a row
 
 
 def find_box(module: str) -> str:
-    """Returns the box of a module; the command lines are one."""
+    """Returns the box of a module. All command lines share the box `commands`."""
     parts = module.split(".")
     is_command = len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]
     return "commands" if len(parts) == 1 or is_command else parts[1]
 
 
 def read_graph() -> Graph:
-    """Returns which boxes each box imports; errors, which all import, are left out."""
+    """Returns box -> the boxes that it imports. `errors`, which all import, is left out."""
     graph: Graph = {find_box(module): set() for module in FILES}
     for module, found in IMPORTS.items():
         graph[find_box(module)] |= {find_box(definer) for definer in found} - {find_box(module)}
@@ -86,7 +86,7 @@ def read_graph() -> Graph:
 
 
 def reduce_graph(graph: Graph) -> Graph:
-    """Returns the graph without the arrows that follow from others."""
+    """Returns the graph without the arrows that follow from others (its transitive reduction)."""
 
     def reached(box: str) -> set[str]:
         return graph[box].union(*map(reached, graph[box]))
@@ -95,7 +95,10 @@ def reduce_graph(graph: Graph) -> Graph:
 
 
 def arrange(graph: Graph) -> tuple[list[list[Node]], list[tuple[Node, Node]]]:
-    """Returns the rows from top to bottom, ordered so that few arrows cross, and the arrows cut into pieces a row."""
+    """Returns the rows of nodes from top to bottom, and the arrows as pieces between nodes of adjacent rows.
+
+    The nodes of a row are ordered so that few arrows cross.
+    """
 
     def depth(box: str) -> int:
         return 1 + max(map(depth, graph[box]), default=-1)
@@ -122,19 +125,19 @@ def arrange(graph: Graph) -> tuple[list[list[Node]], list[tuple[Node, Node]]]:
 
 
 def _beside(node: Node, pieces: list[tuple[Node, Node]], place: dict[Node, float]) -> list[float]:
-    """Returns the places of what a node is joined with."""
+    """Returns the places of the nodes that a node is connected with, if `place` has them."""
     others = [b if a == node else a for a, b in pieces if node in (a, b)]
     return [place[other] for other in others if other in place]
 
 
 def mean(values: Iterable[float], otherwise: float) -> float:
-    """Returns the mean, or `otherwise` of nothing."""
+    """Returns the mean of some values, or `otherwise` if there are none."""
     values = list(values)
     return sum(values) / len(values) if values else otherwise
 
 
 def place_nodes(rows: list[list[Node]], pieces: list[tuple[Node, Node]]) -> dict[Node, float]:
-    """Returns where the middle of each node is, in pixels from the left."""
+    """Returns node -> horizontal position of its middle, in pixels; positions may be negative."""
     size = {node: WIDTH if isinstance(node, str) else THIN for row in rows for node in row}
     middle: dict[Node, float] = {}
     for row in rows:
@@ -142,7 +145,7 @@ def place_nodes(rows: list[list[Node]], pieces: list[tuple[Node, Node]]) -> dict
         for node in row:
             middle[node] = left + (size[node] + GAP) / 2
             left += size[node] + GAP
-    for _ in range(60):  # each towards what it is joined with, as far as its neighbours let it
+    for _ in range(60):  # moves each node towards those that it is connected with, as far as its neighbours allow
         for row in rows:
             wanted = {node: mean(_beside(node, pieces, middle), middle[node]) for node in row}
             for index, node in enumerate(row):
@@ -154,7 +157,7 @@ def place_nodes(rows: list[list[Node]], pieces: list[tuple[Node, Node]]) -> dict
 
 
 def draw() -> str:
-    """Returns the picture as SVG, readable on white and on black."""
+    """Returns the picture as SVG, readable on a light and on a dark background."""
     rows, pieces = arrange(reduce_graph(read_graph()))
     middle = place_nodes(rows, pieces)
     left = min(middle[node] for row in rows for node in row) - WIDTH / 2 - 8

@@ -37,7 +37,7 @@ GROUPS = {
 
 
 def accepted(field: Field) -> str:
-    """Returns what a field accepts, besides its type, in words."""
+    """Returns the cell `accepts` of a field: its words or bounds, and its rules that are not those of its group."""
     words = [" ".join(field.choices)] if field.choices else []
     bounded = field.least > -math.inf, field.most < math.inf
     if any(bounded):
@@ -50,7 +50,7 @@ def accepted(field: Field) -> str:
 
 
 def page() -> str:
-    """Returns the page."""
+    """Returns the page in Markdown."""
     lines = [INTRODUCTION]
     for group, fields in itertools.groupby(FIELDS.values(), lambda field: field.name.rpartition(".")[0].split(".")[0]):
         lines += [f"## {GROUPS[group]}", "", "| field | default | meaning | accepts |", "| --- | --- | --- | --- |"]

@@ -1,14 +1,15 @@
-"""Compares our ImageNet recipes with those that others have run, and plans runs of ours, for docs/imagenet.md.
+"""Compares our ImageNet recipes with recipes that others have run, and plans runs of ours, for docs/imagenet.md.
 
 Example:
   python -m docs.imagenet --write=docs/imagenet.md
   python -m docs.imagenet --write=docs/imagenet.md --plan
   python -m docs.imagenet --read=big_vision_s16 --checkout=../big_vision
 
-docs/recipes/NAME.json has the settings of a source as `--read` finds them in a checkout of its code, NAME.csv
-what each is here: a row for a setting, or for several by a pattern such as `evals.*.log_steps`, with the field of ours
-and its value. `relation` is `same`, `differs`, or `run` for what does not decide what is learnt. Settings that exist
-only in the code have `theirs` in their row. tests/configs/test_other_recipes.py holds the lists against the recipes.
+docs/recipes/NAME.json has the settings of a source, as `--read` finds them in a checkout of its code.
+docs/recipes/NAME.csv has the corresponding fields of ours. A row is for one setting, or for several that match a
+pattern such as `evals.*.log_steps`, and has the name and value of our field. Its `relation` is `same`, `differs`, or
+`run` for settings that do not affect what is learnt. A setting that exists only in the code of the source has its value
+in the column `theirs`. tests/configs/test_other_recipes.py compares these files with our recipes.
 """
 
 import argparse
@@ -38,7 +39,7 @@ RELATIONS = ("same", "differs", "run")
 
 
 def read_big_vision(checkout: Path) -> dict[str, Any]:
-    """Returns the settings of its vit_s16_i1k.py, lists and all."""
+    """Returns dotted name -> value of the settings in big_vision's vit_s16_i1k.py."""
     config = runpy.run_path(str(checkout / "big_vision/configs/vit_s16_i1k.py"))["get_config"]()
     return dict(_flatten(config.to_dict()))
 
@@ -52,7 +53,7 @@ def _flatten(tree: dict[str, Any], start: str = "") -> Iterator[tuple[str, Any]]
 
 
 def read_mup_vit(checkout: Path) -> dict[str, Any]:
-    """Returns the defaults of its command line, with the batch of the run that its README describes."""
+    """Returns flag -> default of mup-vit's command line, with the batch size of the run that its README describes."""
     settings = {}
     for node in ast.walk(ast.parse((checkout / "main.py").read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
@@ -64,7 +65,7 @@ def read_mup_vit(checkout: Path) -> dict[str, Any]:
 
 
 def read_jax_toolbox(file: str) -> Callable[[Path], dict[str, Any]]:
-    """Returns a function that reads one of its gin files with what that includes; references stay as they are."""
+    """Returns a function that reads one of JAX-Toolbox's gin files from a checkout; see `read_gin`."""
 
     def read(checkout: Path) -> dict[str, Any]:
         return read_gin(checkout / "rosetta", f"rosetta/projects/vit/configs/{file}")
@@ -73,7 +74,14 @@ def read_jax_toolbox(file: str) -> Callable[[Path], dict[str, Any]]:
 
 
 def read_gin(root: Path, file: str) -> dict[str, Any]:
-    """Returns the bindings of a gin file: `name.parameter` -> value; those of macros replace references to them."""
+    """Returns `name.parameter` -> value for the bindings of a gin file and of the files that it includes.
+
+    References to macros are replaced by their values. Other references stay as text.
+
+    Args:
+        root: the folder that the paths of included files are relative to.
+        file: the path of the gin file, relative to `root`.
+    """
     bindings: dict[str, str] = {}
 
     def collect(path: str) -> None:
@@ -106,12 +114,12 @@ class Source:
     """A recipe that somebody else has run.
 
     Attributes:
-        name: of its two files.
-        ours: words of our command.
-        repository: on GitHub.
-        commit: of which the settings are.
-        files: that state them.
-        read: from a checkout at that commit to the settings.
+        name: the name of its two files in docs/recipes, without suffix.
+        ours: the flags of `vit_jax.main` for our recipe.
+        repository: the repository on GitHub, OWNER/NAME.
+        commit: the commit whose settings are compared.
+        files: the files that state the settings.
+        read: folder of a checkout at that commit -> {setting: value}.
     """
 
     name: str
@@ -122,16 +130,16 @@ class Source:
     read: Callable[[Path], dict[str, Any]]
 
     def settings(self) -> dict[str, Any]:
-        """Returns its settings as they were read."""
+        """Returns setting -> value, as `--read` stored them."""
         return json.loads((FOLDER / f"{self.name}.json").read_text())
 
     def rows(self) -> list[dict[str, str]]:
-        """Returns what each is here."""
+        """Returns the rows of its CSV file, each as column -> text."""
         with (FOLDER / f"{self.name}.csv").open() as file:
             return list(csv.DictReader(file))
 
     def config(self) -> ml_collections.ConfigDict:
-        """Returns our recipe, with the values of its optimizer."""
+        """Returns the configuration of our recipe, with all fields of its optimizer set."""
         config, _ = parse_command_line(["main", *shlex.split(self.ours)])
         set_optimizer_fields(config.optim)
         return config
@@ -173,16 +181,16 @@ SOURCES = (
 )
 
 
-# Recipe, slice.
+# (recipe, slice) of the prepared runs.
 RUNS = (
     ("vit_s16_imagenet2012_90ep", "v5e:2x2"),
     ("vit_b16_imagenet2012_autoaugment", "v5e:4x4"),
 )
-PRICE = 1.2  # dollars of a chip-hour of a v5e, assumed
+PRICE = 1.2  # dollars for a chip-hour of a TPU v5e, assumed
 
 
 def theirs(source: Source, row: dict[str, str]) -> str:
-    """Returns the value of a row's setting there, or the values of several."""
+    """Returns the value of a row's setting in the source, or the different values of several settings."""
     if row["theirs"]:
         return row["theirs"]
     values = [value for key, value in source.settings().items() if fnmatch.fnmatchcase(key, row["setting"])]
@@ -195,7 +203,7 @@ def short(setting: str) -> str:
 
 
 def write_table(source: Source) -> str:
-    """Returns the settings that differ with the reason, and the others."""
+    """Returns the section of a source in Markdown: a table of the settings that differ, and lists of the others."""
     rows = source.rows()
     lines = [("setting", "there", "here", "")]
     for row in rows:
@@ -215,7 +223,10 @@ def write_table(source: Source) -> str:
 
 
 def plan_runs() -> str:
-    """Returns the prepared runs with what the plan of each predicts; compiles them, unless that is remembered."""
+    """Returns a Markdown table of the prepared runs with the prediction of each plan.
+
+    A run is compiled, unless its compilation is remembered from an earlier call.
+    """
     heads = ("recipe", "slice, chips", "steps", "memory of a chip", "step", "hours", "chip-hours", "dollars")
     lines: list[tuple[str, ...]] = [(*heads, "images/s a host", "cores for it, without augmentation")]
     for recipe, target in RUNS:
@@ -239,7 +250,7 @@ def plan_runs() -> str:
 
 
 def escape(lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Returns the cells as a table in Markdown takes them."""
+    """Returns the cells with | and * escaped for a Markdown table."""
     return [tuple(cell.replace("|", r"\|").replace("*", r"\*") for cell in line) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""The files of the package, and who imports what, read from their sources: for the house rules and their picture."""
+"""The modules of the package and their imports, read from the sources, for tests/test_layout.py and the picture."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ TREES = {module: ast.parse(source) for module, source in SOURCES.items()}
 
 
 def imported(tree: ast.AST) -> set[tuple[str, str]]:
-    """Everything that a source imports, at any place: (module, name in it or nothing)."""
+    """Returns (module, imported name, or "" for `import module`) for all imports of a source, in functions too."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -25,7 +25,10 @@ def imported(tree: ast.AST) -> set[tuple[str, str]]:
 
 
 def read_face(path) -> dict[str, str]:
-    """The names in the face of a package -> the module that defines each, or that it is."""
+    """Returns name -> module for the names in the face (`__init__.pyi`) of a package.
+
+    The module is the one that defines the name, or the submodule that the name stands for.
+    """
     package = ".".join(path.parent.relative_to(ROOT).parts)
     nodes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
     return {
@@ -43,7 +46,7 @@ FACES = {
 
 
 def defined(module: str) -> set[str]:
-    """The names that a module defines at its top level."""
+    """Returns the names that a module defines at its top level."""
     names = set()
     for node in ast.iter_child_nodes(TREES[module]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -55,9 +58,10 @@ def defined(module: str) -> set[str]:
 
 
 def internal(module: str) -> dict[str, str]:
-    """The imports of a module from the package: the module that defines a name -> that module, or the face used.
+    """Returns defining module -> module that is imported from, for the imports of a module from this package.
 
-    Errors, which come from the root, are not counted.
+    The two differ if a name is imported through the face of a package. Names that `vit_jax/__init__.py` provides, such
+    as UserError, are left out.
     """
     found = {}
     for source, name in imported(TREES[module]):

@@ -1,4 +1,4 @@
-"""Sections of a Markdown page that a command writes, between `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""Writes sections of a Markdown page, which stand between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,11 @@ from pathlib import Path
 
 
 def print_sections(sections: Iterable[tuple[str, Iterable[str]]], page: Path | None) -> None:
-    """Prints the lines of one section after the other, and writes them to the page, if one is given.
+    """Prints the lines of each section, and writes them to the page if one is given.
+
+    Args:
+        sections: (name, lines) of each section; lines have no line breaks.
+        page: the page, which must already have these sections; None: nothing is written.
 
     Raises:
         ValueError: see `replace_section`.
@@ -19,7 +23,7 @@ def print_sections(sections: Iterable[tuple[str, Iterable[str]]], page: Path | N
 
 
 def replace_section(page: Path, name: str, text: str) -> None:
-    """Writes the page with another text, which ends with a line break, in a section.
+    """Replaces the text of a section in a page. The new text must end with a line break.
 
     Raises:
         ValueError: the page does not have exactly one such section.

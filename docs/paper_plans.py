@@ -5,9 +5,9 @@ Example:
   python -m docs.paper_plans --recipes=vit_l16_imagenet21k --like=vit_l16_jft
 
 Adds a line for each recipe to vit_jax/experiments/paper_plans.csv, or replaces it. A plan takes minutes on two idle
-cores, of the larger models longer; what was compiled is remembered. With `--like` nothing is compiled: as many
-operations as in that recipe, which was compiled, are taken to need as long; these lines follow when it is compiled
-again.
+cores, and longer for the larger models. What was compiled is remembered. With `--like` nothing is compiled. Instead the
+plan of that recipe, which must have been compiled, is scaled by the number of operations. When that recipe is compiled
+again, the lines that were scaled from it are updated.
 `python -m vit_jax.record` then writes the page.
 """
 
@@ -28,10 +28,10 @@ FIELDS = ("recipe", "topology", "chips", "steps", "hours", "chip_hours", "like")
 
 
 def plan(recipe: str, topology: str) -> dict[str, object]:
-    """Returns a line of the file.
+    """Plans a recipe on a slice, and returns its line of the file: column -> value.
 
     Raises:
-        UserError: the recipe does not fit there.
+        UserError: the recipe does not fit on the slice.
     """
     found = plan_recipe(recipe, topology)
     workload, run = found.compilation.workload, found.estimate and found.estimate.run
@@ -41,7 +41,7 @@ def plan(recipe: str, topology: str) -> dict[str, object]:
 
 
 def scale(recipe: str, like: dict[str, str]) -> dict[str, object]:
-    """Returns a line of the file from that of another recipe, by the operations of both.
+    """Returns the line of a recipe, scaled from the line `like` of another recipe by the operations of both.
 
     Raises:
         UserError: a configuration is wrong.
@@ -52,14 +52,14 @@ def scale(recipe: str, like: dict[str, str]) -> dict[str, object]:
 
 
 def count_operations(recipe: str) -> tuple[int, float]:
-    """Returns the steps of a recipe, and the multiply-accumulates of their forward passes."""
+    """Returns the number of steps of a recipe, and the multiply-accumulates of all their forward passes."""
     config = importlib.import_module(f"configs.{recipe}").get_config()
     model, config = model_without_data(config), resolve_config(config)
     return config.total_steps, float(macs_per_image(model)) * config.batch * config.total_steps
 
 
 def make_row(recipe: str, topology: str, chips: int, steps: int, hours: float, like: str = "") -> dict[str, object]:
-    """Returns a line of the file."""
+    """Returns a line of the file: column -> value, rounded. `like` is the recipe that it was scaled from, if any."""
     values = (recipe, topology, chips, steps, f"{hours:.1f}", f"{hours * chips:.0f}", like)
     return dict(zip(FIELDS, values, strict=True))
 

@@ -3,7 +3,7 @@
 Example:
   python -m docs.pictures workdirs/cifar10_look --data-dir=data/tensorflow_datasets --write=docs/look
 
-docs/look.md has the command of the run.
+docs/look.md has the command that trains the run.
 """
 
 import argparse

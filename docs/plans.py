@@ -23,20 +23,20 @@ from vit_jax.planning.inference import SIZES, InferenceFigure
 from vit_jax.planning.plan import Plan
 
 TABLE_6 = [run for run in read_paper_runs() if run.exaflops]
-# Each takes ten compilations.
+# Each model takes ten compilations.
 FIGURE_12 = ("ViT-B/16", "ViT-B/32", "ViT-L/32", "ViT-L/16", "ViT-H/14", "BiT-R50x1", "BiT-R50x2")
-NOT_COMPILED = ("BiT-R152x4",)  # the figure's other one
+NOT_COMPILED = ("BiT-R152x4",)  # the figure has this model too
 JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
 
 
 def table_6_model(name: str) -> models.Model:
-    """Returns a model of Table 6 with the head of its pre-training, in the form that is traced the soonest."""
+    """Returns a model of Table 6 with the head of its pre-training, with `scan` because that is traced fastest."""
     fields = {} if name.startswith("BiT") else {"pre_logits": True, "scan": True}
     return models.create(name, num_classes=JFT_CLASSES, **fields)
 
 
 def exaflops() -> list[str]:
-    """Returns the rows of Table 6."""
+    """Returns the lines of a table that compares our FLOPs of pre-training with those in Table 6."""
     lines = ["| model | epochs | GMACs an image | exaFLOPs, ours | paper | |", "|---|---|---|---|---|---|"]
     for run in TABLE_6:
         name, epochs, paper = run.model, run.epochs or 0, run.exaflops or 0
@@ -47,31 +47,31 @@ def exaflops() -> list[str]:
 
 
 def plan_recipe(recipe: str, target: str, *words: str) -> Plan:
-    """Returns the plan of a recipe with some flags."""
+    """Returns the plan of a recipe on a slice, with further flags."""
     return make_plan(Request((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
 
 
 def first() -> list[str]:
-    """Returns the plan of the recipe with which the page begins."""
+    """Returns the lines of the plan with which the page begins."""
     return ["```", plan_table.render_plans([plan_recipe("vit_l16_jft", "v5e:16x16")]), "```"]
 
 
 def misfit() -> list[str]:
-    """Returns a plan that does not fit, with its advice."""
+    """Returns the lines of a plan that does not fit into memory, with the advice that it prints."""
     words = config_flags(STRATEGIES["replicated"])
     return ["```", plan_table.render_plans([plan_recipe("vit_h14_jft", "v5e:2x4", *words)]), "```"]
 
 
 @functools.cache
 def plan_figure12() -> InferenceFigure:
-    """Returns speed and largest batch of predictions on one chip."""
+    """Returns the speed and the largest batch of inference on one chip, for the models of Figure 12."""
     return plan_models(
         Request(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True), FIGURE_12
     )
 
 
 def figure12() -> list[str]:
-    """Returns both halves of Figure 12 as a table, in which the lines of models that were not compiled are empty."""
+    """Returns both halves of Figure 12 as the lines of a table. Models that were not compiled have empty cells."""
     return [plan_figure12().render(), *(f"| {name} |{' |' * len(SIZES)}" for name in NOT_COMPILED)]
 
 

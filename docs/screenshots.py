@@ -1,9 +1,10 @@
-"""Takes pictures of pages in headless Chromium, light and dark, wide and narrow, to look at them.
+"""Takes screenshots of pages in headless Chromium, light and dark, wide and narrow.
 
 Example:
   python -m docs.screenshots workdirs/look/index.html --out=workdirs/screenshots
 
-Chromium is asked through a pipe (its DevTools protocol), since its own flag for screenshots knows no narrow windows.
+Chromium is controlled through a pipe (its DevTools protocol), since its own flag for screenshots cannot make narrow
+windows.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from vit_jax import UserError, cli, tell
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WIDTHS = {"wide": 1280, "narrow": 390}
-MAX_HEIGHT = 12_000  # pixels: Chromium draws no larger pictures
-# Waits until the pictures are there that are shown, also those that are loaded when they are scrolled to.
+MAX_HEIGHT = 12_000  # pixels; Chromium draws no larger pictures
+# Waits until all visible images are loaded, including those that would be loaded only when they are scrolled to.
 LOADED = """Promise.all([...document.images].filter(image => image.checkVisibility()).map(image => {
   image.loading = "eager"
   return image.decode().catch(() => 0)
@@ -35,20 +36,20 @@ class Browser:
     """A running Chromium.
 
     Attributes:
-        session: of the tab that commands are for, if any.
+        session: the `sessionId` of the tab that commands are sent to; empty: commands are for the browser itself.
     """
 
     def __init__(self, commands: int, answers: int) -> None:
-        """Takes the file descriptors of the pipes to it and from it."""
+        """Takes the file descriptors of the pipes for commands to Chromium and for its answers."""
         self.session: dict[str, str] = {}
         self._commands, self._answers = os.fdopen(commands, "wb"), os.fdopen(answers, "rb")
         self._numbers = itertools.count(1)
 
     def ask(self, method: str, **values: Any) -> dict[str, Any]:
-        """Returns the answer to a command of the protocol.
+        """Sends a command of the protocol, and returns the result in Chromium's answer.
 
         Raises:
-            UserError: Chromium ended, or refuses it.
+            UserError: Chromium has ended, or refuses the command.
         """
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": values, **self.session}
@@ -62,7 +63,7 @@ class Browser:
                 return answer["result"]
 
     def await_event(self, method: str) -> None:
-        """Returns when Chromium has told of an event."""
+        """Waits until Chromium reports an event. Other messages that come before are dropped."""
         while self._read().get("method") != method:
             pass
 
@@ -76,16 +77,16 @@ class Browser:
 
 
 def find_browser() -> str | None:
-    """Returns the path of a Chromium; None: none is installed."""
+    """Returns the path of a Chromium on the PATH, or None if there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
 def start_browser() -> Iterator[Browser]:
-    """Starts a Chromium without windows, profile or network.
+    """Starts a Chromium without windows, profile or network, and kills it when the block ends.
 
     Raises:
-        UserError: none is installed.
+        UserError: no Chromium is installed.
     """
     program = find_browser()
     if program is None:
@@ -94,7 +95,7 @@ def start_browser() -> Iterator[Browser]:
     answers, to_write = os.pipe()
     flags = ["--headless", "--remote-debugging-pipe", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"]
     with tempfile.TemporaryDirectory(prefix="vit_jax_browser_", ignore_cleanup_errors=True) as profile:
-        # The protocol is spoken on descriptors 3 and 4.
+        # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
         line = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         words = [program, *flags, f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND", "about:blank"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -109,7 +110,7 @@ def start_browser() -> Iterator[Browser]:
 
 
 def take_screenshots(page: Path, folder: Path, browser: Browser) -> Iterator[Path]:
-    """Yields the pictures that it writes: each theme at each width."""
+    """Writes a screenshot of a page for each theme at each width, and yields its path."""
     target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
     session = browser.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     browser.session = {"sessionId": session}
@@ -123,7 +124,7 @@ def take_screenshots(page: Path, folder: Path, browser: Browser) -> Iterator[Pat
         browser.await_event("Page.loadEventFired")
         height = 0
         while (needed := browser.ask("Page.getLayoutMetrics")["cssContentSize"]["height"]) > height < MAX_HEIGHT:
-            height = min(needed, MAX_HEIGHT)  # in a higher window more is loaded, which may be higher again
+            height = min(needed, MAX_HEIGHT)  # a higher window loads more content, which may make the page higher
             browser.ask("Emulation.setDeviceMetricsOverride", height=height, **size)
             browser.ask("Runtime.evaluate", expression=LOADED, awaitPromise=True)
         if needed > MAX_HEIGHT:

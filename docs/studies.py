@@ -1,9 +1,10 @@
-"""What the small studies found: claims of the paper, and optimizers, at a size that two CPU cores can pay.
+"""Writes the tables of docs/studies.md: results of studies small enough for two CPU cores.
 
 Example:
   python -m docs.studies --write=docs/studies.md
 
-Intervals are those of Student's t at 95 % over the seeds; differences are taken within a seed.
+The studies repeat claims of the paper and compare optimizers. Intervals are those of Student's t at 95 % over the
+seeds. Differences are taken between runs of the same seed.
 """
 
 import argparse
@@ -30,7 +31,7 @@ Runs = Mapping[str, Mapping[int, Record]]  # point of the study -> seed -> run
 
 
 def read_study(results: Path, study: str) -> Runs:
-    """Returns the records of a study, by the names of its points."""
+    """Returns point of a study -> seed -> record, for the records in the folder `results/<study>`."""
     runs: dict[str, dict[int, Record]] = {}
     for record in read_records(results / study).values():
         point = re.sub(r"[,/]seed=\d+", "", record.name.partition("/")[2])
@@ -39,13 +40,17 @@ def read_study(results: Path, study: str) -> Runs:
 
 
 def interval(values: np.ndarray) -> str:
-    """Returns mean and half of the interval, in percent."""
+    """Returns the text "mean ± half of the 95 % interval", in percent, for fractions of several seeds."""
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
     return f"{100 * np.mean(values):.2f} ± {100 * half:.2f}"
 
 
 def compute(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
-    """Yields the rows of Figure 5: each model's compute and accuracies, then both families at equal compute."""
+    """Yields the rows of the table for Figure 5.
+
+    The first rows have each model's compute and accuracies. The last rows have the difference between hybrids and ViTs
+    at three equal amounts of compute.
+    """
     curves: dict[str, list[tuple[float, np.ndarray]]] = {}
     for point, runs in sorted(pretrained.items(), key=lambda each: (each[0].split("/")[0], exaflops(each[1]))):
         [upstream], [final] = (finals(each, [point], ACCURACY) for each in (pretrained, tuned))
@@ -59,18 +64,27 @@ def compute(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
 
 
 def exaflops(runs: Mapping[int, Record]) -> float:
-    """Returns the compute of the pre-training of one of the runs."""
+    """Returns the exaFLOPs of a run; the runs, one for each seed, need the same."""
     return run_exaflops(next(iter(runs.values())).as_run("").config)
 
 
 def interpolate(curve: Sequence[tuple[float, np.ndarray]], place: float) -> np.ndarray:
-    """Returns the accuracy of each seed at a compute, linear in its logarithm between the models."""
+    """Returns the accuracy of each seed at a given compute, interpolated linearly in the logarithm of compute.
+
+    Args:
+        curve: (compute, accuracy of each seed) of each model, by increasing compute.
+        place: the compute.
+    """
     places, finals = np.log([at for at, _ in curve]), np.array([values for _, values in curve])
     return np.array([np.interp(np.log(place), places, values) for values in finals.T])
 
 
 def regularization(runs: Runs) -> Iterable[list[str]]:
-    """Yields the rows of Figure 3: for each number of images, each strength, and what the chosen one adds to none."""
+    """Yields the rows of the table for Figure 3, one for each number of images.
+
+    A row has the test accuracy at each strength of regularisation, the strength that is best on `val`, and what that
+    strength adds to the accuracy without regularisation.
+    """
     for size in sorted({int(point.split("/")[0]) for point in runs}):
         points = sorted(point for point in runs if point.startswith(f"{size}/"))
         val, test = (finals(runs, points, metric, stop=VAL) for metric in (VAL, ACCURACY))
@@ -80,7 +94,7 @@ def regularization(runs: Runs) -> Iterable[list[str]]:
 
 
 def proxy(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
-    """Yields the rows of section 4.1: how cheaper accuracies rank the models beside that after fine-tuning."""
+    """Yields the rows of the table for section 4.1: how well cheaper accuracies predict the one after fine-tuning."""
     points = sorted(pretrained)
     for metric in (*SHOTS, ACCURACY):
         cheap, final = (finals(runs, points, name) for runs, name in ((pretrained, metric), (tuned, ACCURACY)))
@@ -96,9 +110,10 @@ def proxy(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
 
 
 def chosen_rates(runs: Runs) -> Iterable[list[str]]:
-    """Yields a row for each line of a study whose points are `LINE/RATE`: its rates, the chosen one, its test accuracy.
+    """Yields a row for each line of a study whose points are named `LINE/RATE`.
 
-    Of every rate one seed is compared by `val`; the best rate's seeds are tested.
+    A row has the accuracy on `val` at each learning rate (of seed 0), the rate that is best there, and the test
+    accuracy at that rate over its seeds.
     """
     lines: dict[str, dict[float, str]] = {}
     for point in runs:
@@ -113,7 +128,14 @@ def chosen_rates(runs: Runs) -> Iterable[list[str]]:
 
 
 def finals(runs: Runs, points: Sequence[str], metric: str, stop: str | None = None) -> np.ndarray:
-    """Returns a metric of the runs [points, seeds] at their end, or where `stop` was largest."""
+    """Returns a metric of the runs, as an array [points, seeds].
+
+    Args:
+        runs: point -> seed -> run.
+        points: the points, which all have the same number of seeds.
+        metric: the name of the metric.
+        stop: a metric that chooses the step of each run at which it is largest; None: the end of the run.
+    """
     rows = [[runs[point][seed] for seed in sorted(runs[point])] for point in points]
     return np.array([[(run.stopped_by(stop) if stop else run.metrics)[metric] for run in row] for row in rows], float)
 

@@ -1,4 +1,4 @@
-"""Checks of a command before machines cost: where it writes, and whether its configuration is valid there."""
+"""Checks of a command before machines are requested: where it writes, and whether its configuration is valid."""
 
 import dataclasses
 import difflib
@@ -13,31 +13,32 @@ from launch.job import Job, run_command
 from vit_jax import UserError, list_models, nearest
 from vit_jax.__main__ import COMMANDS
 
-BUCKET = re.compile(r"gs://.")  # s3:// takes checkpoints from a single host only, and Google's machines do not need it
+BUCKET = re.compile(r"gs://.")  # not s3://, which can take checkpoints from a single host only
 SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
 DOOR = "vit-jax"  # the script of vit_jax.__main__
 SHELLS = ("sh", "bash", "dash", "zsh")
 PYTHON = re.compile(r"python[\d.]*")
-PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # one whose value is not a word of its own
+PYTHON_OPTION = re.compile(r"-([bBdEIOPqsSuvx]+|[WX].+)")  # an option of Python whose value is not a separate word
 PACKAGES = ("vit_jax", "benchmarks", "launch")
 TRAINERS = ("vit_jax.main", "vit_jax.sweep", "vit_jax.finetune")
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Where a command writes the results that are to be kept.
+    """Where a command writes its results.
 
     Attributes:
-        flag: that says where; None: a word without a flag does.
-        bucket: whether that can be a bucket. A command that can write to one writes also without the flag, to a folder
-            of its own choice. The others write to local folders; those that have a flag write only if it is given.
+        flag: the name of the flag that gives the place, without dashes; None: a positional argument gives it.
+        bucket: whether the place can be a bucket. If it can, the command also writes without the flag, to a local
+            folder of its own choice. If it cannot, the command writes to a local folder and, if it has a flag, only
+            when the flag is given.
     """
 
     flag: str | None = None
     bucket: bool = False
 
 
-# Every command of the project -> where it writes; None: it only prints.
+# Module of every command of the project -> where the command writes; None: it only prints.
 OUTPUTS: dict[str, Output | None] = {
     "vit_jax.main": Output("workdir", bucket=True),
     "vit_jax.sweep": Output("workdir", bucket=True),
@@ -86,10 +87,10 @@ OUTPUTS: dict[str, Output | None] = {
 
 
 def check_module(job: Job) -> None:
-    """Checks that the module which a command runs is not a misspelt one of this project.
+    """Checks that the module which a command runs is not a misspelt module of this project.
 
     Raises:
-        UserError: it is.
+        UserError: the module is misspelt.
     """
     name, _ = parse_program(job.command) or ("", [])
     package = name.partition(".")[0]
@@ -101,15 +102,15 @@ def check_module(job: Job) -> None:
 
 
 def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
-    """Checks that the results of a command do not vanish with its machines.
+    """Checks that the results of a command are not lost when its machines are deleted.
 
-    A shell or another program may write anywhere. It is accepted if the machines share a disk, since it starts on that
-    disk; otherwise the user must answer for it.
+    A shell or a program that is not of this project may write anywhere. It is accepted if the machines share a disk,
+    because it starts in a folder of that disk, and otherwise only if `allowed` is set.
 
     Args:
         job: the run.
         shared_disk: whether its machines share a disk that outlives them.
-        allowed: whether the user answers for what the command writes.
+        allowed: whether the user has confirmed (--allow-local-output) that nothing of value is lost.
 
     Raises:
         UserError: the command writes, or may write, to a folder of its own machine.
@@ -132,20 +133,20 @@ def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
 
 
 def check_config(job: Job, shared_disk: bool, devices: int) -> None:
-    """Parses the configuration of a command that trains, and checks what needs no data.
+    """Parses the configuration of a command that trains, and checks what can be checked without data.
 
     Args:
-        job: the run.
+        job: the run. Nothing is checked for other commands.
         shared_disk: whether its machines share the disk of this machine.
-        devices: of all its machines.
+        devices: the number of devices of all its machines.
 
     Raises:
-        UserError: the run would end with this error, or look for data on the disk of a new machine.
+        UserError: the run would end with the same error, or would look for files that only this machine has.
     """
     name, words = parse_program(job.command) or ("", [])
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
-    # These import all that trains, which takes seconds; other commands do not need it.
+    # These imports take seconds, and commands that do not train do not need them.
     from vit_jax import experiments, finetune, sharding
     from vit_jax.config import PATH_SOURCES, check_config, parse_command_line
     from vit_jax.data import sources
@@ -175,16 +176,19 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
 
 
 def _check_place(field: str, value: str, instead: str, inside: bool = False) -> None:
-    """Refuses a path that only this machine has; an absolute one may be a disk that the new machines mount, too.
+    """Refuses a path that exists only on this machine.
+
+    An absolute path is accepted, because it may be on a disk that the new machines mount too.
 
     Args:
-        field: that has the path.
-        value: the path, after the kind of a data source.
-        instead: to suggest.
-        inside: whether it must lie in the folder of the code, which is copied to the machines.
+        field: the name of the field or flag that has the path.
+        value: the path; the path of a data source follows its kind and a colon.
+        instead: what the message suggests.
+        inside: whether the path must lie in the folder of the code, which is copied to the machines. It must then be
+            relative.
 
     Raises:
-        UserError: only this machine has it.
+        UserError: the path exists only on this machine.
     """
     path = value if inside or "://" in value else value.rpartition(":")[2]
     if "://" not in value and (path.startswith(("~", "..")) or PurePath(path).is_absolute() == inside):
@@ -192,10 +196,10 @@ def _check_place(field: str, value: str, instead: str, inside: bool = False) -> 
 
 
 def check_config_in_git(job: Job) -> None:
-    """Checks that git tracks the config file of a command that trains, for launchers that copy only such files.
+    """Checks that git tracks the config file of a command that trains, for launchers that copy only tracked files.
 
     Raises:
-        UserError: it does not.
+        UserError: git does not track the file.
     """
     name, words = parse_program(job.command) or ("", [])
     file = _flag_value(words, "config").partition(":")[0]
@@ -203,7 +207,7 @@ def check_config_in_git(job: Job) -> None:
         listed = run_command(
             ["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        if listed.returncode == 1:  # 128: this is not a repository, which is reported when the code is packed
+        if listed.returncode == 1:  # 128 means that this is not a repository, which is reported when code is packed
             raise UserError(
                 f"git does not track {file}, so it would not be copied to the machines; run git add {file}."
             )
@@ -219,10 +223,14 @@ def _flag_value(words: Sequence[str], flag: str) -> str:
 
 
 def parse_program(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Returns the module that a command's Python runs and the module's words; None if there is no such module.
+    """Returns the Python module that a command runs and the arguments of that module.
 
-    The module is written `python -m MODULE` or `python FOLDER/MODULE.py`; those of the package also `vit-jax NAME` or
-    `python -m vit_jax NAME`. Anything but a shell may start that Python: env, timeout, a profiler.
+    A module is written `python -m MODULE` or `python FOLDER/MODULE.py`. A command of the package may also be written
+    `vit-jax NAME` or `python -m vit_jax NAME`. Other programs than shells may precede it, such as env, timeout or a
+    profiler.
+
+    Returns:
+        (dotted name of the module, its arguments), or None if the command runs no Python module or starts with a shell.
     """
     names = [PurePath(word).name for word in command]
     first = next((i for i, name in enumerate(names) if name in (*SHELLS, DOOR) or PYTHON.fullmatch(name)), None)

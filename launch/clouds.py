@@ -1,6 +1,6 @@
-"""The names of TPUs in Google's clouds.
+"""The names of TPUs in Cloud TPU and GKE.
 
-As documented for Cloud TPU (cloud.google.com/tpu/docs, one page per chip) and for GKE (its page on planning TPUs).
+They are as documented for Cloud TPU (cloud.google.com/tpu/docs, one page per chip) and GKE (its page on planning TPUs).
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ class ChipNames:
     """The names of a kind of chip.
 
     Attributes:
-        accelerator: Cloud TPU's name of the chip, with which its accelerator types begin.
-        runtime: version of the software of a TPU VM.
-        label: GKE's label of the nodes.
+        accelerator: the name of the chip in Cloud TPU, with which the accelerator types begin.
+        runtime: the usual version of the software of a TPU VM.
+        label: the value of GKE's label of nodes with this chip.
     """
 
     accelerator: str
@@ -34,7 +34,10 @@ CHIP_NAMES = {
 
 
 def accelerator_flags(tpu: Slice) -> list[str]:
-    """Returns gcloud's flags for a slice; in two dimensions the number of chips determines the shape."""
+    """Returns gcloud's flags for a slice.
+
+    For chips with a two-dimensional network only the number of chips is given, from which the cloud derives the shape.
+    """
     name = CHIP_NAMES[tpu.kind].accelerator
     if tpu.chip.dimensions == 2:
         return [f"--accelerator-type={name}-{tpu.chips}"]
@@ -42,7 +45,7 @@ def accelerator_flags(tpu: Slice) -> list[str]:
 
 
 def check_zone(zone: str) -> None:
-    """Raises UserError if a text is not formed like the name of a zone, us-west4-a."""
+    """Raises UserError if a text does not have the form of a zone's name, such as us-west4-a."""
     if not re.fullmatch(r"[a-z]+(-[a-z]+)+\d+-[a-z]", zone):
         parts = re.fullmatch(r"([a-z]+(?:-[a-z]+)*?)[-_]?(\d+)[-_]?([a-z])", zone.strip().lower())
         near = "{}{}-{}".format(*parts.groups()) if parts and "-" in parts[1] else None

@@ -4,8 +4,9 @@ Example:
   python -m launch.gke l16 --topology=v5e:16x16 --image=REGISTRY/vit_jax -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --config.data.source=array_record:gs://my-bucket/jft --workdir=gs://my-bucket/l16
 
-It gives a manifest to kubectl, which is connected to the cluster. The cluster has JobSet installed, and a node pool for
-each slice, or creates them itself. launch/Dockerfile makes the image. The same command, given again, changes nothing.
+It gives a manifest to kubectl, which must be connected to the cluster. The cluster must have JobSet installed, and have
+a node pool for each slice or create node pools itself. launch/Dockerfile makes the image. The same command, given
+again, changes nothing.
 """
 
 import re
@@ -32,24 +33,25 @@ from vit_jax.planning import parse_topology
 from vit_jax.planning.chips import Slice
 
 NODE_LABEL = "cloud.google.com/gke-"
-FINAL_CODES = [code for code in range(1, 256) if not should_restart(code)]  # somebody should look
-# The ends of a pod that are not faults, in the order in which Kubernetes tries them.
+FINAL_CODES = [code for code in range(1, 256) if not should_restart(code)]  # errors that need a person
+# The ends of a pod that are not faults of the machines, in the order in which Kubernetes tries to match them.
 POD_ENDS: list[dict[str, Any]] = [
     {
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]
-    },  # its machine is taken away; the exit code does not matter
+    },  # the pod's machine is taken away; the exit code does not matter
     {"onExitCodes": {"containerName": "main", "operator": "In", "values": [PREEMPTED]}},
     {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL_CODES}},
 ]
-# What kubectl prints where it knows no cluster, or its cluster does not answer.
+# What kubectl prints if it knows no cluster, or if the cluster does not answer.
 NO_CLUSTER = re.compile(
     r"localhost:8080|connect to the server|connection to the server|current-context|connection refused|no such host"
     r"|i/o timeout"
 )
 # Seconds between SIGTERM and SIGKILL. A save waits for the current step, which may still be compiling, and for the
-# previous save. Maintenance allows that long; machines that are taken away allow less, whatever is set here.
+# previous save. Kubernetes keeps to this for maintenance, but machines that are taken away end earlier.
 GRACE_SECONDS = 300
-# TPUs access the memory of programs directly, so it is locked. The shell becomes the command, which gets SIGTERM.
+# TPUs access the memory of programs directly, so that memory is locked and its limit must be raised. `exec` replaces
+# the shell by the command, so that the command gets SIGTERM.
 SHELL = ["sh", "-c", 'ulimit -l 68719476736; exec "$@"', "sh"]
 
 
@@ -57,22 +59,23 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
     """Returns the JobSet (jobset.x-k8s.io/v1alpha2) of a run.
 
     Args:
-        job: what to run.
-        tpu: each of its slices; a slice is a Job, and its machines are the pods.
-        image: of the container, which contains the program.
-        spot: use cheaper machines, which may be taken away at any time.
-        account: Kubernetes service account that may write to the bucket; None: that of the namespace.
+        job: the run.
+        tpu: the shape of each of its slices. A slice becomes a Job, and each machine of the slice a pod.
+        image: the container image, which contains the program.
+        spot: whether to use cheaper machines, which may be taken away at any time.
+        account: the Kubernetes service account that may write to the bucket; None: the default of the namespace.
     """
     machines = {
         "completionMode": "Indexed",
         "parallelism": tpu.hosts,
         "completions": tpu.hosts,
-        "backoffLimit": 0,  # one lost host ends the Job, and with it all Jobs
+        "backoffLimit": 0,  # one lost host ends its Job, which ends all Jobs
         "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in POD_ENDS]},
         "template": {"spec": _make_pod(job.command, tpu, image, spot, account)},
     }
-    # What matches no rule is a fault: all Jobs start again, at most maxRestarts times, once all old ones have ended (or
-    # they would not find each other). If several Jobs have failed, any of them may match the first rule.
+    # An end that matches no rule is a fault. All Jobs then start again, at most maxRestarts times, after all old Jobs
+    # have ended (otherwise they would not find each other). If several Jobs have failed, any of them may match
+    # the first rule.
     failures = {
         "maxRestarts": job.restarts,
         "restartStrategy": "BlockingRecreate",
@@ -87,7 +90,7 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
         "kind": "JobSet",
         "metadata": {
             "name": job.name,
-            # Each Job has a node pool, which is a slice, of its own.
+            # Each Job gets a node pool of its own, which is a slice.
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": f"{NODE_LABEL}nodepool"},
         },
         "spec": {"failurePolicy": failures, "replicatedJobs": [slices]},
@@ -102,14 +105,14 @@ def _make_pod(command: tuple[str, ...], tpu: Slice, image: str, spot: bool, acco
     container = {
         "name": "main",
         "image": image,
-        "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand it
+        "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand a single $
         "resources": {"limits": {"google.com/tpu": tpu.chips_per_host}},
         "securityContext": {"privileged": True},  # it may raise the limit of locked memory
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",  # one host alone cannot rejoin the others
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "hostNetwork": True,  # for the gradients between slices
+        "hostNetwork": True,  # the fast network for the gradients between slices
         "dnsPolicy": "ClusterFirstWithHostNet",
         "nodeSelector": selector | ({f"{NODE_LABEL}spot": "true"} if spot else {}),
         "containers": [container],
@@ -124,10 +127,13 @@ def _make_pod(command: tuple[str, ...], tpu: Slice, image: str, spot: bool, acco
 
 
 def _match_ends(*indices: int) -> dict[str, list[str]]:
-    """Returns the conditions of a JobSet's rule that match a Job which failed because of one of these `POD_ENDS`.
+    """Returns the conditions of a JobSet rule that matches a failed Job by the end of its pod.
 
-    Only the Job's message has the reason: "Container main for pod ... failed with exit code 42 matching FailJob rule at
-    index 1".
+    The end of the pod is found in the Job's message only, such as "Container main for pod ... failed with exit code 42
+    matching FailJob rule at index 1".
+
+    Args:
+        *indices: indices in `POD_ENDS` of the ends that the rule matches.
     """
     patterns = [f"FailJob rule at index {index}$" for index in indices]
     return {"onJobFailureReasons": ["PodFailurePolicy"], "onJobFailureMessagePatterns": patterns}
@@ -137,8 +143,8 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `make_job`, `parse_topology` and the checks; there are several slices of one machine each; or the
-            cluster refuses or cannot be reached.
+        UserError: see `make_job`, `parse_topology` and the checks; or there are several slices of one machine each, or
+            the cluster rejects the manifest or cannot be reached.
     """
     options, command = split_command_line(argv)
     flags = make_parser("gke", __doc__)

@@ -1,4 +1,4 @@
-"""What every launcher knows of a run, and after which exit codes it is started again."""
+"""What all launchers share: a run, the flags that describe it, and the exit codes after which it is restarted."""
 
 import argparse
 import dataclasses
@@ -11,8 +11,8 @@ from typing import Any
 from vit_jax import Preempted, UserError, exit_code
 
 PREEMPTED = exit_code(Preempted())
-INFRASTRUCTURE = 128  # the least of the exit codes for which the machines, and not the run, are to blame
-PROGRAM = re.compile(r"(.*/)?(python[\d.]*|bash|sh|env|timeout)")  # with which a command begins
+INFRASTRUCTURE = 128  # exit codes from this one on are faults of the machines, not of the run
+PROGRAM = re.compile(r"(.*/)?(python[\d.]*|bash|sh|env|timeout)")  # words with which a command usually begins
 SLICE_FLAG = "--config.mesh.slice="
 
 
@@ -21,10 +21,10 @@ class Job:
     """A run.
 
     Attributes:
-        name: of the run, and of everything that a cloud creates for it.
-        command: its words, the same on every host.
-        slices: TPU slices, or groups of nodes, between which only gradients pass.
-        restarts: how often it may be started again after a fault; after a preemption it always is.
+        name: the name of the run and of everything that a cloud creates for it.
+        command: the words of the command, the same on every host.
+        slices: the number of TPU slices, or of groups of nodes, between which only gradients pass.
+        restarts: how often the run may be restarted after a fault. Restarts after preemptions are not limited.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Job:
 
 
 def make_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """Returns the parser of a launcher."""
+    """Returns the parser of the launcher `launch.<name>`, with `doc` as the text of its help."""
     return argparse.ArgumentParser(
         prog=f"python -m launch.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,10 +55,13 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line, which begins with the program's name, into the options and the words after `--`.
+    """Splits a command line into the options before `--` and the words of the command after it.
+
+    Args:
+        argv: the program's name, then its arguments.
 
     Raises:
-        UserError: there is a command, but no `--` before it.
+        UserError: there seems to be a command, but no `--` before it.
     """
     words = argv[1:]
     if "--" not in words and (start := next((i for i, word in enumerate(words) if PROGRAM.fullmatch(word)), None)):
@@ -72,9 +75,15 @@ def split_command_line(argv: list[str]) -> tuple[list[str], list[str]]:
 def make_job(args: argparse.Namespace, command: Sequence[str]) -> Job:
     """Returns the run that a command line asks for.
 
+    With several slices, --config.mesh.slice is added to the command.
+
+    Args:
+        args: the arguments of `add_job_arguments`.
+        command: the words of the command.
+
     Raises:
-        UserError: clouds do not accept the name, there is no command, a number is out of range, or the command has a
-            mesh of another number of slices.
+        UserError: clouds do not accept the name, there is no command, a number is out of range, or the command sets
+            --config.mesh.slice to another number of slices.
     """
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", args.name):
         rule = "use at most 40 of a-z, 0-9 and -, starting with a letter and not ending with -"
@@ -89,8 +98,8 @@ def make_job(args: argparse.Namespace, command: Sequence[str]) -> Job:
 
 
 def _with_slices(command: tuple[str, ...], slices: int) -> tuple[str, ...]:
-    """Returns a command whose mesh has the slices."""
-    if slices == 1:  # the command may divide one slice further
+    """Returns the command with --config.mesh.slice set to the number of slices; unchanged for one slice."""
+    if slices == 1:  # the command may itself divide the slice into several
         return command
     given = {word for word in command if word.startswith(SLICE_FLAG)}
     if given - {f"{SLICE_FLAG}{slices}"}:
@@ -99,12 +108,15 @@ def _with_slices(command: tuple[str, ...], slices: int) -> tuple[str, ...]:
 
 
 def should_restart(code: int) -> bool:
-    """Returns whether a run that ended with this exit code is started again: preempted, or lost by its machines."""
+    """Returns whether a run is restarted after this exit code, which means a preemption or a fault of the machines."""
     return code == PREEMPTED or code >= INFRASTRUCTURE
 
 
 def combined_exit_code(codes: Sequence[int]) -> int:
-    """Returns the exit code of a run by those of its hosts; one that somebody should look at takes precedence."""
+    """Returns the exit code of a run from the exit codes of its hosts.
+
+    It is the first code that is neither 0 nor one after which runs are restarted. If there is none, it is the largest.
+    """
     return next((code for code in codes if code and not should_restart(code)), max(codes))
 
 
@@ -114,10 +126,10 @@ def shell_line(argv: Sequence[str]) -> str:
 
 
 def run_command(argv: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Runs a command.
+    """Runs a command and returns its result, with output as text; a failing exit code raises nothing.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the program is not installed.
     """
     try:
         return subprocess.run(argv, text=True, check=False, **options)

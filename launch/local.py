@@ -1,4 +1,4 @@
-"""Starts several processes of a program on this machine, as if they were the hosts of a pod: to try one on a laptop.
+"""Starts several processes of a program on this machine, as if they were the hosts of a pod, to try it on a laptop.
 
 Example:
   python launch/local.py -n 4 -- python -m vit_jax.main --config=configs/smoke.py --workdir=workdirs/hosts
@@ -25,7 +25,7 @@ DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 
 def process_environments(processes: int, devices: int) -> list[dict[str, str]]:
-    """Returns the environment of each process."""
+    """Returns the environment variables of each process, each with `devices` emulated CPU devices."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -42,19 +42,29 @@ def process_environments(processes: int, devices: int) -> list[dict[str, str]]:
 
 
 def print_lines(number: int, stream: IO[str]) -> None:
-    """Prints the lines of a process, each after its number."""
+    """Prints the lines of a process to stderr, each after the number of the process in brackets."""
     for line in stream:
         if not line.startswith("[Gloo]"):  # messages of the transport
             print(f"[{number}] {line}", end="", file=sys.stderr, flush=True)
 
 
 def describe_exit(code: int) -> str:
-    """Returns an exit code, as `subprocess` reports it, in words."""
+    """Returns a return code of `subprocess` in words: "exit code 1" or, if it is negative, "signal SIGKILL"."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def run_processes(command: list[str], processes: int, devices: int, grace: float) -> int:
-    """Runs a command in several processes, and returns the exit code to end with."""
+    """Runs a command in several processes and waits for all of them.
+
+    Args:
+        command: the words of the command.
+        processes: the number of processes.
+        devices: the number of emulated CPU devices of each process.
+        grace: seconds after the first failure after which the remaining processes are killed.
+
+    Returns:
+        0 if all succeeded, else the exit code of the process that failed first (128 + the number of its signal).
+    """
     ends: dict[int, int] = {}
     started = [
         subprocess.Popen(

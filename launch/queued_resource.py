@@ -1,4 +1,4 @@
-"""The machines of a run on Cloud TPU: a queued resource, to which gcloud talks."""
+"""The machines of a run on Cloud TPU: a queued resource, which is controlled by gcloud."""
 
 import hashlib
 import re
@@ -12,11 +12,11 @@ from launch.job import Job, run_command, shell_line
 from vit_jax import UserError
 from vit_jax.planning.chips import Slice
 
-POLL_SECONDS = 30.0  # between two looks at something that takes minutes
-MAX_ATTEMPTS = 10  # looks in vain, after which machines count as lost and the cloud as unreachable
+POLL_SECONDS = 30.0  # seconds between two queries of something that takes minutes
+MAX_ATTEMPTS = 10  # failed queries in a row after which machines count as lost, or the cloud as unreachable
 UNREACHABLE = 255  # ssh's exit code if the connection failed
-DEAD_STATES = ("FAILED", "SUSPENDED")  # of a queued resource: it does not become ACTIVE again
-# What gcloud prints when it would fail again -> what the user is told; {name} is the run's and {error} gcloud's words.
+DEAD_STATES = ("FAILED", "SUSPENDED")  # states in which a queued resource never becomes ACTIVE again
+# What gcloud prints for an error that lasts -> what the user is told, with {name} of the run and {error} of gcloud.
 LASTING_ERRORS = {
     r"(property|attribute) \[project\]": "gcloud has no project. Set one: gcloud config set project PROJECT.",
     r"active account|Reauthentication|invalid_grant|UNAUTHENTICATED": (
@@ -30,7 +30,7 @@ WORKER_ANSWER = re.compile(r"^worker \S+: (.*)$", re.M)
 
 Steps = dict[str, list[str]]  # name of a step -> command
 
-# What the steps are for, in the order in which they are taken.
+# Name of a step -> its explanation, in the order in which the steps are taken.
 STEP_NOTES = {
     "describe": "repeated until it says ACTIVE; what is FAILED or SUSPENDED is deleted and requested again",
     "create": "if nothing has that name",
@@ -47,15 +47,15 @@ STEP_NOTES = {
 def make_steps(
     job: Job, tpu: Slice, zone: str, project: str | None = None, spot: bool = False, runtime: str | None = None
 ) -> Steps:
-    """Returns the commands that a run on Cloud TPU takes, by the names of their steps.
+    """Returns name of a step -> its command, for a run on Cloud TPU.
 
     Args:
-        job: what to run.
-        tpu: each of its slices.
-        zone: of the cloud.
-        project: of the cloud; None: the one that gcloud is set to.
-        spot: use cheaper machines, which may be taken away at any time.
-        runtime: version of the machines' software; None: the usual one of the chip.
+        job: the run.
+        tpu: the shape of each of its slices.
+        zone: the zone of the cloud, such as us-west4-a.
+        project: the project of the cloud; None: the one that gcloud is set to.
+        spot: whether to use cheaper machines, which may be taken away at any time.
+        runtime: the version of the machines' software; None: the usual version of the chip.
     """
     nodes = [f"--node-count={job.slices}", f"--node-prefix={job.name}"] if job.slices > 1 else [f"--node-id={job.name}"]
     archive, files = f"{job.name}.tgz", f"workdirs/{job.name}.files"
@@ -64,7 +64,7 @@ def make_steps(
     unpack = f"rm -rf {code} && mkdir -p {code} && tar -xzf {archive} -C {code} && rm {archive}"
     where = [f"--zone={zone}", *([f"--project={project}"] if project else [])]
     every = ["--node=all", "--worker=all", "--batch-size=all"]
-    # Without these ssh would wait for a lost host.
+    # Without these options ssh would wait for a lost host for ever.
     alive = ["--ssh-flag=-oConnectTimeout=20", "--ssh-flag=-oServerAliveInterval=20"]
 
     def gcloud(verb: str, *words: str) -> list[str]:
@@ -98,37 +98,37 @@ def make_steps(
 
 
 def command_id(job: Job) -> str:
-    """Returns the text by which the workers tell the command of a run from others."""
+    """Returns a digest of the run's command, by which the workers recognise it."""
     return hashlib.sha256(shell_line(job.command).encode()).hexdigest()[:8]
 
 
 class QueuedResource:
-    """The machines of a run, which may exist or not.
+    """The machines of a run, which may or may not exist.
 
     Attributes:
-        name: of the run and of its machines.
-        workers: the number of machines, of all slices.
-        may_cost: whether there may be machines, as far as is known.
+        name: the name of the run and of its machines.
+        workers: the number of machines of all slices.
+        may_cost: whether the machines may exist, as far as is known, and so cost money.
     """
 
     def __init__(self, name: str, steps: Steps, workers: int, sleep: Callable[[float], None]):
         """Creates nothing yet.
 
         Args:
-            name: of the run.
-            steps: see `make_steps`.
-            workers: the number of machines, of all slices.
-            sleep: waits for seconds.
+            name: the name of the run.
+            steps: the commands of `make_steps`.
+            workers: the number of machines of all slices.
+            sleep: waits for a number of seconds.
         """
         self.name, self.workers = name, workers
         self.may_cost = self._packed = False
         self._steps, self._sleep = steps, sleep
 
     def state(self) -> str | None:
-        """Returns the state of the machines together, or None if there are none.
+        """Returns the state of the queued resource, such as ACTIVE, or None if it does not exist.
 
         Raises:
-            UserError: gcloud fails for a reason that lasts, or again and again.
+            UserError: gcloud fails for a reason that lasts, or `MAX_ATTEMPTS` times in a row.
         """
         for pauses in reversed(range(MAX_ATTEMPTS)):
             described = run_command(self._steps["describe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -147,10 +147,10 @@ class QueuedResource:
         raise UserError(f"gcloud cannot describe {self.name}: {error}")
 
     def wait_until_active(self) -> None:
-        """Waits until the machines are ready; creates them if there are none.
+        """Waits until the machines are ACTIVE. Creates them if there are none, or if the old ones are dead.
 
         Raises:
-            UserError: the cloud refuses, or cannot provide the machines.
+            UserError: the cloud refuses the request or cannot provide the machines.
         """
         last, created = "", False
         while (state := self.state()) != "ACTIVE":
@@ -171,19 +171,23 @@ class QueuedResource:
         """Deletes the machines, if there are any.
 
         Raises:
-            UserError: the cloud refuses.
+            UserError: the cloud refuses the request.
         """
         if self.state() is not None:
             self._request("delete")
         log(f"{self.name} is deleted")
 
     def statuses(self) -> list[str]:
-        """Returns the answers of those workers that can be reached: new, running ID, ended CODE or lost."""
+        """Returns the answers of the workers that can be reached: `new`, `running ID`, `ended CODE` or `lost`."""
         asked = run_command(self._steps["status"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         return WORKER_ANSWER.findall(asked.stdout)
 
     def wait_for_statuses(self) -> list[str]:
-        """Returns the answers of all workers; those of new machines become reachable minutes after each other."""
+        """Waits until all workers can be reached, and returns their answers; see `statuses`.
+
+        New machines become reachable at different times, minutes apart. After `MAX_ATTEMPTS` queries the answers of the
+        workers that can be reached are returned.
+        """
         for pauses in range(MAX_ATTEMPTS, 0, -1):
             answers = self.statuses()
             if len(answers) == self.workers:
@@ -193,7 +197,10 @@ class QueuedResource:
         return answers
 
     def start_command(self) -> bool:
-        """Copies the code to all workers, installs it and starts the command; returns False if some were not reached.
+        """Copies the code to all workers, installs it and starts the command.
+
+        Returns:
+            Whether all workers were reached.
 
         Raises:
             UserError: the code cannot be packed or installed.
@@ -201,11 +208,11 @@ class QueuedResource:
         return self._pack() and all(map(self._take_on_workers, ("copy", "install", "start")))
 
     def follow(self) -> bool:
-        """Prints what the first worker prints; returns whether its run has ended, and not the connection."""
+        """Prints what the first worker prints, until its run or the connection ends; returns whether the run ended."""
         return run_command(self._steps["follow"], stderr=subprocess.DEVNULL).returncode == 0
 
     def _create(self) -> None:
-        self.may_cost = True  # even if the cloud's answer does not arrive
+        self.may_cost = True  # even if the answer of the cloud does not arrive
         try:
             self._request("create")
         except UserError:
@@ -214,13 +221,16 @@ class QueuedResource:
             raise
 
     def _request(self, step: str) -> None:
-        """Takes a step that only the cloud may refuse."""
+        """Runs the command of a step in the cloud; raises UserError if the cloud refuses.
+
+        Creating machines that exist already, or deleting machines that do not exist, is no error.
+        """
         done = run_command(self._steps[step], stdout=sys.stderr, stderr=subprocess.PIPE)
         if done.returncode and not re.search("ALREADY_EXISTS|NOT_FOUND", done.stderr):
             raise UserError(f"the cloud rejected the request to {step} {self.name}: {error_line(done.stderr)}")
 
     def _pack(self) -> bool:
-        if not self._packed:  # once: later edits of the code are not for this run
+        if not self._packed:  # only once, as later edits of the code are not meant for this run
             log("pack")
             if run_command(self._steps["pack"], stdout=sys.stderr).returncode:
                 raise UserError(
@@ -230,7 +240,7 @@ class QueuedResource:
         return True
 
     def _take_on_workers(self, step: str) -> bool:
-        """Takes a step on all workers, and returns False if some were not reached."""
+        """Runs the command of a step on all workers, and returns whether all workers were reached."""
         log(step)
         done = run_command(self._steps[step], stdout=subprocess.PIPE)
         if output := WORKER_ANSWER.sub("", done.stdout).strip():
@@ -241,17 +251,22 @@ class QueuedResource:
 
 
 def log(text: str) -> None:
-    """Prints what happens."""
+    """Prints a message of the launcher to stderr."""
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def log_retry(failure: str, pauses: int) -> None:
-    """Prints what has failed, and when it will have been tried for the last time: after so many pauses."""
+    """Prints what has failed and when the last attempt will be made.
+
+    Args:
+        failure: what has failed.
+        pauses: the number of pauses of `POLL_SECONDS` before the last attempt.
+    """
     end = time.strftime("%H:%M", time.localtime(time.time() + pauses * POLL_SECONDS))
     log(f"{failure}; again in {POLL_SECONDS:g} s, giving up at about {end}")
 
 
 def error_line(text: str) -> str:
-    """Returns the last line that a program printed as an error, or else its last line."""
+    """Returns the last line of a program's output that starts with "ERROR:" or, if there is none, the last line."""
     rows = [row.strip() for row in text.splitlines() if row.strip()] or ["it does not say why"]
     return ([row for row in rows if row.startswith("ERROR:")] or rows)[-1]

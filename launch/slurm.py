@@ -4,9 +4,9 @@ Example:
   python -m launch.slurm l16 --nodes=4 --gpus=8 --option=partition=gpu -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --config.data.source=array_record:/shared/jft --workdir=/shared/l16
 
-Start it in the folder of the code and in the environment that the command needs; the machines of the cluster see both.
-It gives a script to sbatch. Each GPU has a process, as JAX requires on Slurm. The same command, given again, waits for
-the first one to end.
+Start it in the folder of the code and in the environment that the command needs. The machines of the cluster must see
+both. It gives a script to sbatch. Each GPU has a process, as JAX requires on Slurm. If the same command is given again,
+its job waits for the first one to end.
 """
 
 import re
@@ -25,10 +25,11 @@ from launch.job import (
 )
 from vit_jax import UserError, cli, printable
 
-NOTICE_SECONDS = 120  # between SIGTERM, after which a run saves, and the end of its time
+NOTICE_SECONDS = 120  # seconds between SIGTERM, after which a run saves, and the end of its time
 
-# The shell has no trap and does not get the notice, so that `scancel` ends it before it asks for a restart. Of several
-# exit codes srun returns the largest: if a process fails before it has found the others, that is their 134, a restart.
+# The shell has no trap and does not get the notice. `scancel` thus ends it before it can ask for a restart. srun
+# returns the largest exit code of all processes. If one process fails before it has found the others, these end with
+# 134, which is the larger code, and the job is restarted.
 SCRIPT = """\
 #!/bin/bash
 {options}
@@ -59,12 +60,12 @@ def make_script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: li
     """Returns the batch script of a run.
 
     Args:
-        job: what to run.
-        nodes: number of machines.
-        gpus: GPUs, and processes, of each machine.
-        cpus: cores of each process.
-        time: after which Slurm ends the run, in Slurm's notation.
-        extra: other options of sbatch, without their dashes.
+        job: the run.
+        nodes: the number of machines.
+        gpus: the number of GPUs, and of processes, on each machine.
+        cpus: the number of CPU cores for each process.
+        time: the time after which Slurm ends the job, in Slurm's notation.
+        extra: other options of sbatch, without their dashes, such as partition=gpu.
     """
     options = [
         f"job-name={job.name}",
@@ -92,7 +93,7 @@ def make_script(job: Job, nodes: int, gpus: int, cpus: int, time: str, extra: li
 
 
 def check_time(text: str) -> None:
-    """Raises UserError if Slurm does not understand a time; it takes a mere number for minutes."""
+    """Raises UserError if a text is not a time of Slurm, such as 24:00:00. A plain number is a time in minutes."""
     if re.fullmatch(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}", text):
         return
     match = re.fullmatch(r"(\d+) ?([dhm])[a-z]*", text)
@@ -105,7 +106,7 @@ def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `make_job` and the checks; a number or an option is invalid; or Slurm refuses.
+        UserError: see `make_job` and the checks; or a number or an option is invalid, or Slurm rejects the script.
     """
     options, command = split_command_line(argv)
     flags = make_parser("slurm", __doc__)

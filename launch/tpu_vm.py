@@ -6,13 +6,15 @@ Examples:
   python -m launch.tpu_vm delete l16 --zone=us-west4-a
 
 Start it in the folder of the code. It requests the machines (a queued resource), waits for them, copies the files that
-git tracks, installs them, starts the command and follows what the first worker prints. The command does not need this
-process: given again, the same line finds what exists and follows it. It ends with the command's exit code, and after
+git tracks, installs them, starts the command and follows what the first worker prints. The command goes on if this
+process ends. The same line, given again, finds the machines and the running command, and follows it. When the command
+has ended, this process ends with its exit code, and after
   0                 deletes the machines (--keep leaves them);
-  1, 2 and others   leaves them, so that somebody can look: they cost until `delete`;
+  1, 2 and others   leaves the machines, so that somebody can look; they cost until `delete`;
   42, 128 or more, or lost machines
-                    continues with the same command, on new machines if necessary: always after preemptions (42, and
-                    machines that the cloud has taken away), after faults --restarts times in a row.
+                    instead starts the same command again, on new machines if necessary: without limit after
+                    preemptions (42, or machines that the cloud has taken away), and at most --restarts times in a row
+                    after faults.
 """
 
 import argparse
@@ -47,13 +49,13 @@ from launch.queued_resource import (
 from vit_jax import UserError, cli
 from vit_jax.planning import parse_topology
 
-MAX_PAUSE_SECONDS = 600.0  # between two starts of the command
-STABLE_SECONDS = 3600.0  # of a run, after which faults are counted anew
+MAX_PAUSE_SECONDS = 600.0  # the longest pause between two starts of the command
+STABLE_SECONDS = 3600.0  # seconds that a run must last for its faults to be counted anew
 LOST = 134  # the exit code of a run whose machines are lost, the same as for a lost host
 
 
 class Launcher:
-    """Runs a command on machines until it ends for good."""
+    """Runs a command on Cloud TPU machines, with restarts, until it ends with an exit code that is not restarted."""
 
     def __init__(
         self,
@@ -65,32 +67,36 @@ class Launcher:
         """Starts nothing yet.
 
         Args:
-            job: what to run.
-            machines: on which to run it.
-            sleep: waits for seconds.
+            job: the run.
+            machines: the machines of the run.
+            sleep: waits for a number of seconds.
             clock: returns seconds.
         """
         self._job, self._machines, self._sleep, self._clock = job, machines, sleep, clock
 
     def run(self) -> int:
-        """Runs the command until it ends for good, and returns its exit code.
+        """Runs the command and returns its last exit code.
+
+        The command is restarted after every preemption, and after at most `Job.restarts` faults in a row. Faults are
+        counted anew after a run of more than `STABLE_SECONDS`.
 
         Raises:
-            UserError: the cloud refuses; another command runs on the machines; the code cannot be installed.
+            UserError: the cloud refuses a request, the machines were deleted, another command runs on them, or the code
+                cannot be packed or installed.
         """
         pause, restart = POLL_SECONDS, 0
         while True:
             code, seconds = self._run_once()
             if not should_restart(code):
                 return code
-            if seconds > STABLE_SECONDS:  # the fault has nothing to do with those before
+            if seconds > STABLE_SECONDS:  # this fault is unrelated to the previous ones
                 pause, restart = POLL_SECONDS, 0
             state = self._machines.state()
             if state is None:
                 raise UserError(
                     f"the machines of {self._job.name} were deleted; run the same command again to request new ones."
                 )
-            if code == PREEMPTED or state != "ACTIVE":  # not a fault, so it is not counted
+            if code == PREEMPTED or state != "ACTIVE":  # a preemption is not counted as a fault
                 log(f"ended with {code}, preempted; again in {POLL_SECONDS:g} s")
                 self._sleep(POLL_SECONDS)
                 continue
@@ -102,7 +108,11 @@ class Launcher:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _run_once(self) -> tuple[int, float]:
-        """Starts the command, or finds it running; returns its exit code, and for how many seconds it was followed."""
+        """Starts the command, unless it is running already, and follows it to its end.
+
+        Returns:
+            The exit code, and for how many seconds the command was followed.
+        """
         machines = self._machines
         machines.wait_until_active()
         answers = machines.wait_for_statuses()
@@ -139,7 +149,7 @@ class Launcher:
 
 
 def print_steps(steps: Steps) -> None:
-    """Prints commands for a shell, each below its step."""
+    """Prints the commands of steps for a shell, each below a comment with the name and explanation of its step."""
     for step, argv in steps.items():
         print(f"# {step}: {STEP_NOTES[step]}\n{shell_line(argv)}")
 
@@ -176,7 +186,7 @@ def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
 
 
 def launch(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
-    """Runs a command, and ends this process with its exit code."""
+    """Carries out `run`: runs a command and ends this process with its exit code. With --dry-run it only prints."""
     job, tpu = make_job(args, command), parse_topology(args.topology)
     check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
@@ -203,8 +213,8 @@ def launch(args: argparse.Namespace, command: list[str], sleep: Callable[[float]
 
 
 def delete_machines(args: argparse.Namespace, sleep: Callable[[float], None]) -> None:
-    """Deletes the machines of a run."""
-    # The slice does not matter to the steps that are taken.
+    """Carries out `delete`: deletes the machines of a run. With --dry-run it only prints."""
+    # The shape of the slice does not matter for deletion.
     steps = make_steps(Job(args.name, (), 1, 0), parse_topology("v5e:1x1"), args.zone, args.project)
     if args.dry_run:
         return print_steps({"delete": steps["delete"]})

@@ -25,7 +25,7 @@ def check_config(config: ConfigDict) -> None:
     """
     flat = flatten_config(config)
     for name, value in flat.items():
-        if declared_name(name) in FIELDS:  # those of evaluations are checked below
+        if declared_name(name) in FIELDS:  # unknown fields of evaluations are refused below
             _check_value(name, value, FIELDS[declared_name(name)])
     check_optimizer(config.optim)
     if not len(config.evals):

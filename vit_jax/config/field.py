@@ -36,7 +36,7 @@ class Field:
         least: the smallest number allowed, inclusive. In a tuple it holds for each number.
         most: the largest number allowed, inclusive. In a tuple it holds for each number.
         choices: the words allowed; empty: any value of the type.
-        whole: whether the numbers of a tuple must be whole.
+        whole: whether its numbers must be whole.
         auto: whether the value may be the word auto instead of a whole number.
         on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.
         affects: what a field of the model's group affects; not used for other groups.

@@ -1,4 +1,4 @@
-"""The processes of one run, which begin, go on and end together."""
+"""Coordinates the processes of one run, which start, step, save and end together."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Work that several hosts each do for themselves and must agree on: none goes on while another fails."""
+"""Work that each host does by itself and that must succeed on all hosts: if it fails on one, all hosts stop."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -10,35 +10,35 @@ Json = Any
 
 @runtime_checkable
 class Coordinator(Protocol):
-    """How the hosts of a run agree."""
+    """Exchanges values between the hosts of a run."""
 
     @property
     def host(self) -> int:
-        """Number of this host."""
+        """The number of this host, from 0."""
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
 
     def all_gather(self, topic: str, value: Json = None) -> list[Json]:
-        """Returns every host's value, in the hosts' order, once all have called it with this topic."""
+        """Waits until all hosts have called this with the same topic, and returns their values in the hosts' order."""
 
     def raise_later(self, error: Exception) -> None:
-        """Has the main thread raise an error that another thread has found."""
+        """Makes the main thread raise an error that another thread has found."""
 
 
 class SingleHost:
-    """A host that is alone, as a `Coordinator`."""
+    """A `Coordinator` for a run on a single host."""
 
     host = 0
     hosts = 1
 
     def all_gather(self, topic: str, value: Json = None) -> list[Json]:
-        """Returns the value alone."""
+        """Returns [value]."""
         return [value]
 
     def raise_later(self, error: Exception) -> None:
-        """Raises the error at once: there is no other thread."""
+        """Raises the error at once, in the calling thread."""
         raise error
 
 
@@ -46,17 +46,25 @@ SINGLE_HOST = SingleHost()
 
 
 def run_on_all(coordinator: Coordinator, topic: str, work: Callable[[], Json]) -> list[Json]:
-    """Returns what `work` returns on every host, as JSON and in the hosts' order, once it is over on all.
+    """Calls `work()` on every host, waits for all, and returns the results of all hosts in the hosts' order.
+
+    All hosts must call it with the same topic. If `work` raises an exception on this host, that exception is raised
+    again after all hosts have finished.
+
+    Args:
+        coordinator: exchanges the results.
+        topic: names the work.
+        work: the work of this host; its result must be JSON.
 
     Raises:
-        UserError: `work` raised one on some host; on this host its own comes first.
-        RuntimeError: `work` failed on another host for a reason that is not the user's.
+        UserError: `work` raised a UserError on another host.
+        RuntimeError: `work` raised another exception on another host.
     """
     failed: Exception | None = None
     value = None
     try:
         value = work()
-    except Exception as error:  # bugs too: the others must not wait for this host
+    except Exception as error:  # bugs too, as the other hosts must not wait for this one
         failed = error
     own = {"value": value, "error": failed and str(failed), "is_user_error": isinstance(failed, UserError)}
     answers = coordinator.all_gather(topic, own)

@@ -1,6 +1,6 @@
-"""The processes of a run as one group: what one puts, all can get. The only user of JAX's coordination service.
+"""The group of a run's processes: they exchange values through the key-value store of JAX's coordination service.
 
-A process is called a host here, as on a TPU pod, where there is one on each.
+No other module uses that service. A process is called a host here, because a TPU pod has one process on each host.
 """
 
 import contextlib
@@ -16,38 +16,38 @@ from jax._src import distributed  # JAX has no public name for its key-value sto
 
 from vit_jax import LostHosts, UserError
 
-POLL = 0.02  # seconds between two looks of host 0 for the values of the others, at first
-SHARE = 0.1  # of host 0's time, at most, that these looks may take
-WAIT = 2.0  # seconds for which another host asks for what host 0 has gathered, before it asks again
-LATE = 60.0  # seconds that it gives host 0 beyond the limit, to say who did not come
+POLL = 0.02  # seconds between the first two times that host 0 looks for the values of the other hosts
+SHARE = 0.1  # the largest part of host 0's time that looking for values may take
+WAIT = 2.0  # seconds that one request of another host to the store may take, before it is repeated
+LATE = 60.0  # seconds beyond the limit that other hosts give host 0 to say which hosts are missing
 JOINING = 300  # seconds for every host to arrive
-SILENCE = 180  # seconds after which JAX itself ends all processes; the watchdog, which tells who is lost, comes first
+SILENCE = 180  # seconds without heartbeat after which JAX ends all processes; the watchdog acts earlier and says why
 NUMBERS = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
-CALLS: Counter[str] = Counter()  # of this process: a second run in it must not find the values of the first
+CALLS: Counter[str] = Counter()  # of this process, so that a second run in it does not find the values of the first
 
 Json = Any
 
 
 @runtime_checkable
 class KeyValueStore(Protocol):
-    """What JAX's coordination service offers."""
+    """The methods of the client of JAX's coordination service that are used here."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False, /) -> None:
         """Writes a value.
 
         Raises:
-            JaxRuntimeError: ALREADY_EXISTS, if there is one and `allow_overwrite` is False.
+            JaxRuntimeError: ALREADY_EXISTS, if the key has a value and `allow_overwrite` is False.
         """
 
     def key_value_dir_get(self, folder: str, /) -> list[tuple[str, str]]:
-        """Returns the keys that begin with `folder`, and their values."""
+        """Returns (key, value) for all keys that begin with `folder`."""
 
     def blocking_key_value_get(self, key: str, milliseconds: int, /) -> str:
-        """Returns a value as soon as there is one.
+        """Waits until a key has a value, and returns the value.
 
         Raises:
-            JaxRuntimeError: DEADLINE_EXCEEDED, if there is none in time.
+            JaxRuntimeError: DEADLINE_EXCEEDED, if the key has no value after `milliseconds`.
         """
 
 
@@ -55,36 +55,36 @@ class ProcessGroup:
     """The hosts of this run.
 
     Attributes:
-        host: number of this one.
-        hosts: how many there are.
+        host: the number of this host, from 0.
+        hosts: the number of hosts.
     """
 
     def __init__(
         self, store: KeyValueStore | None = None, host: int = 0, hosts: int = 1, calls: Counter[str] = CALLS
     ) -> None:
-        """Makes a group of hosts that share a store; without one, this host is alone.
+        """Makes a group of hosts that share a store.
 
         Args:
-            store: what they exchange values through.
-            host: number of this one.
-            hosts: how many there are.
-            calls: counts the gatherings of each topic so far.
+            store: the store through which the hosts exchange values; None if there is a single host.
+            host: the number of this host.
+            hosts: the number of hosts.
+            calls: counts how often each host has gathered each topic; changed in place.
         """
         self._store, self.host, self.hosts, self._calls = store, host, hosts, calls
 
     def all_gather(self, topic: str, value: Json = None, limit: float = 1800.0) -> list[Json]:
-        """Returns every host's value, in the hosts' order, once all have come here.
+        """Waits until all hosts have called this, and returns their values in the hosts' order.
 
-        Host 0 collects them, and the others get all of them from it at once, equal ones in one copy: so the work for
-        the store, which host 0 serves, grows as the number of hosts.
+        Host 0 collects the values and writes them to the store under one key, equal values only once. Every other host
+        reads that key. The work of the store, which runs on host 0, thus grows linearly with the number of hosts.
 
         Args:
-            topic: what the value is about; the same on all hosts.
-            value: of this host, as JSON.
-            limit: seconds to wait for the others.
+            topic: names the value; the same on all hosts.
+            value: the value of this host, as JSON.
+            limit: seconds to wait for the other hosts.
 
         Raises:
-            LostHosts: some did not come in time.
+            LostHosts: some hosts did not call this within `limit`.
         """
         if self.hosts == 1:
             return [value]
@@ -104,7 +104,12 @@ class ProcessGroup:
         return [json.loads(collected["texts"][number]) for number in collected["numbers"]]
 
     def _collect(self, folder: str, limit: float) -> Json:
-        """Returns, on host 0, the different values in a folder and which is that of each host, or who is missing."""
+        """Returns, on host 0, the values that all hosts have put in a folder.
+
+        The result has `missing`, the numbers of the hosts without a value after `limit` seconds. If none is missing, it
+        also has `texts`, the different values as JSON texts, and `numbers`, for each host the index of its value in
+        `texts`.
+        """
         end, pause = time.monotonic() + limit, POLL
         while True:
             start = time.monotonic()
@@ -120,7 +125,7 @@ class ProcessGroup:
         return {"missing": [], "texts": list(numbers), "numbers": [numbers[text] for text in texts]}
 
     def _wait(self, key: str, limit: float) -> Json:
-        """Returns a value once there is one; None if there is none in time."""
+        """Waits until a key has a value, and returns the value; None if there is none after `limit` seconds."""
         assert self._store
         end = time.monotonic() + limit
         while time.monotonic() < end:
@@ -132,16 +137,16 @@ class ProcessGroup:
         return None
 
     def put(self, key: str, value: Json, replace: bool = False, once: bool = False) -> None:
-        """Writes a value where all hosts can get it.
+        """Writes a value to the store, where all hosts can get it.
 
         Args:
-            key: of the value.
-            value: as JSON.
-            replace: whether it replaces a value that is there; else that stays.
-            once: that there is one is an error.
+            key: the key of the value.
+            value: the value, as JSON.
+            replace: whether an existing value is replaced; if not, it stays as it is.
+            once: whether an existing value is an error.
 
         Raises:
-            JaxRuntimeError: the store cannot be reached, or there is a value although it must be the first.
+            JaxRuntimeError: the store cannot be reached, or `once` is set and the key has a value.
         """
         assert self._store
         try:
@@ -151,36 +156,36 @@ class ProcessGroup:
                 raise
 
     def get(self, folder: str) -> dict[str, Json]:
-        """Returns the values that were put in a folder, by the last part of their keys."""
+        """Returns last part of a key -> value, for the values that were put in a folder."""
         assert self._store
         entries = self._store.key_value_dir_get(f"vit_jax/{folder}/")
         return {key.rpartition("/")[2]: json.loads(value) for key, value in entries}
 
 
 def current_group() -> ProcessGroup:
-    """Returns the group that JAX has connected this process to; a group of one, if it has not."""
+    """Returns the group that JAX has connected this process to, or a group of one host if it has not."""
     state = distributed.global_state
     return ProcessGroup(state.client, state.process_id, state.num_processes)
 
 
 def join_cluster() -> ProcessGroup:
-    """Connects this process to the others of its cluster, if it is in one, and returns the group.
+    """Connects this process to the other processes of its cluster and returns the group; alone, a group of one host.
 
-    The environment tells: Cloud TPU, GKE, Slurm and Open MPI by variables of their own, which JAX reads; any other
-    cluster by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    The environment tells whether there is a cluster. JAX recognises Cloud TPU, GKE, Slurm and Open MPI by variables of
+    their own. On any other cluster JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set.
 
     Raises:
-        UserError: the environment contradicts itself, or does not tell all that is needed.
+        UserError: the environment is contradictory or incomplete.
     """
     _check_slices()
-    # JAX's service would swallow a SIGTERM until the next step; `Supervisor` answers it at once.
+    # JAX's own handler would hold a SIGTERM back until the next step, while `Supervisor` reacts at once.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         numbers = {name: int(os.environ[variable]) for name, variable in NUMBERS.items() if variable in os.environ}
         with _without_proxies():
             jax.distributed.initialize(initialization_timeout=JOINING, heartbeat_timeout_seconds=SILENCE, **numbers)
     except ValueError as error:
-        # Without any sign of a cluster this process is alone.
+        # If nothing in the environment indicates a cluster, this process is alone.
         if not str(error).startswith("coordinator_address") or set(NUMBERS.values()) & set(os.environ):
             raise UserError(f"cannot join the other processes: {error}") from error
     return current_group()
@@ -188,7 +193,7 @@ def join_cluster() -> ProcessGroup:
 
 @contextlib.contextmanager
 def _without_proxies() -> Iterator[None]:
-    """Hides the variables that name proxies: hosts connect directly, and through a proxy they would wait in vain."""
+    """Hides the environment variables of proxies inside the block, as hosts cannot reach each other through a proxy."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.lower() in PROXIES}
     try:
         yield
@@ -197,7 +202,7 @@ def _without_proxies() -> Iterator[None]:
 
 
 def _check_slices() -> None:
-    """Raises UserError if several TPU slices are declared incompletely: JAX would wait for ever."""
+    """Raises UserError if the variables of a multi-slice run are incomplete; JAX would wait for ever."""
     names = ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
     settings = {name: os.environ[name] for name in names if os.environ.get(name)}
     if not settings:

@@ -1,4 +1,4 @@
-"""How a host leaves a run: the others learn why, and none waits for it in vain."""
+"""How a host leaves a run: it tells the other hosts that it leaves and, after an error, why."""
 
 import faulthandler
 import multiprocessing
@@ -14,28 +14,28 @@ import jax
 from vit_jax import tell
 from vit_jax.distributed.coordination import ProcessGroup
 
-PARTING = 10.0  # seconds that the last exchange of a run may take
+PARTING = 10.0  # seconds that the last exchange of a host with the others may take
 
 
 class HostDeparture:
-    """The last exchange of one host with the others."""
+    """Lets one host leave the run, by a last exchange with the other hosts."""
 
     def __init__(self, group: ProcessGroup, parting: float = PARTING):
-        """Prepares it.
+        """Sends nothing yet.
 
         Args:
-            group: the hosts.
-            parting: seconds that it may take.
+            group: the hosts of the run.
+            parting: seconds that an exchange may take before this host stops waiting for it.
         """
         self._group, self._parting = group, parting
 
     def announce(self, sentence: str, code: int) -> None:
-        """Has all hosts end with this sentence and exit code; the first announcement counts."""
+        """Makes all hosts end with this sentence and exit code. Only the first announcement in a run counts."""
         end = {"host": self._group.host, "code": code, "sentence": sentence}
         self._within_limit(lambda: self._group.put("end/end", end))
 
     def announcement(self) -> tuple[int, str, int] | None:
-        """Returns the host, the sentence and the exit code that another host announced, if one did."""
+        """Returns (host, sentence, exit code) of another host's announcement, or None if there is none."""
         end = self._group.get("end").get("end")
         return (end["host"], end["sentence"], end["code"]) if end and end["host"] != self._group.host else None
 
@@ -44,11 +44,11 @@ class HostDeparture:
         return list(self._group.get("departed"))
 
     def depart(self) -> None:
-        """Leaves; host 0, which runs the coordination service, after all others."""
+        """Notes that this host has left the run. Host 0, which runs the coordination service, waits for all others."""
         self._within_limit(self._depart)
 
     def end_process(self, sentence: str, code: int) -> NoReturn:
-        """Ends this process from any thread: the main one may never come back."""
+        """Prints the sentence and ends this process and its children, from any thread; the main thread may hang."""
         tell(f"vit_jax: {sentence}")
         if self._group.hosts > 1:
             self.depart()
@@ -57,7 +57,7 @@ class HostDeparture:
         os._exit(code)
 
     def abort(self, sentence: str, code: int) -> NoReturn:
-        """Ends this process as a signal would, with the stacks of all threads."""
+        """Prints the sentence and the stacks of all threads, then ends this process as `end_process` does."""
         tell(f"vit_jax: {sentence} The threads of host {self._group.host}:")
         faulthandler.dump_traceback(sys.__stderr__ or 2)
         self.end_process("the run is ended; the same command resumes it from its last checkpoint.", code)
@@ -68,7 +68,7 @@ class HostDeparture:
             time.sleep(0.05)
 
     def _within_limit(self, call: Callable[[], None]) -> None:
-        """Calls what may not return while host 0 hangs, and waits `parting` seconds for it."""
+        """Runs a call in a thread and waits for it at most `parting` seconds, as it may hang if host 0 does."""
 
         def run() -> None:
             try:

@@ -1,4 +1,4 @@
-"""An array that lies on many devices, as one array of this host."""
+"""An array on many devices that NumPy can read as one array on this host."""
 
 from typing import Any
 
@@ -9,23 +9,23 @@ from jax.sharding import PartitionSpec as P
 
 
 class GatheredArray:
-    """An array on the devices, whole in this host's memory only while NumPy looks at it.
+    """A sharded array that is gathered when it is converted to NumPy, and not kept afterwards.
 
     Attributes:
-        shape: of the array.
-        dtype: of the array.
+        shape: the shape of the whole array.
+        dtype: the dtype of the array.
     """
 
     def __init__(self, array: jax.Array):
-        """Takes the array, however it is sharded."""
+        """Takes an array with any sharding."""
         self._array, self.shape, self.dtype = array, array.shape, array.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Gathers it; every process must do so, in the same order."""
+        """Gathers the array. All processes must convert the same arrays in the same order."""
         sharding = self._array.sharding
-        if self._array.is_fully_addressable:  # then to one device, not to all
+        if self._array.is_fully_addressable:  # then one device suffices
             first = min(sharding.device_set, key=lambda device: device.id)
             whole = jax.device_put(self._array, SingleDeviceSharding(first))
         else:
             whole = jax.jit(lambda array: array, out_shardings=NamedSharding(sharding.mesh, P()))(self._array)
-        return np.asarray(whole, dtype)  # its memory is freed together with the result
+        return np.asarray(whole, dtype)  # the gathered copy is freed together with the result

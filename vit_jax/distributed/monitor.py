@@ -1,7 +1,7 @@
 """The two threads that watch over a run.
 
-One looks only at the clock and at SIGTERM. The other exchanges messages with the other hosts, and it alone may hang
-when a host does not answer.
+The first thread looks only at the clock and at SIGTERM. The second one exchanges messages with the other hosts. Only
+the second can hang if a host does not answer.
 """
 
 import dataclasses
@@ -21,28 +21,28 @@ from vit_jax.distributed.termination import TerminationSignal
 from vit_jax.distributed.watchdog import LOST, STALL, Clock, Watchdog
 
 PERIOD = 1.0  # seconds between two exchanges with the other hosts
-HOSTS_AT_FULL_RATE = 128  # hosts; more of them exchange less often
+HOSTS_AT_FULL_RATE = 128  # with more hosts than this, exchanges are less frequent
 SOON = 15.0  # seconds of waiting for the other hosts to start after which a message says so
 STUCK = exit_code(LostHosts())
-OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # of a program, whatever happened elsewhere
+OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # errors that no other host can have caused
 STARTUP = "preempted before the first step of this start; nothing is lost. Run the same command again to continue."
 
 
 class SaveTimer:
-    """Says when the next save is due.
+    """Tells when the next save is due.
 
     Attributes:
-        interval: seconds between two saves; None: none is due by the clock.
+        interval: seconds between two saves; None: no save is ever due.
     """
 
     def __init__(self, clock: Clock = time.monotonic):
-        """Starts the clock, which gives seconds."""
+        """Starts to count. `clock` returns seconds."""
         self._clock = clock
         self.interval: float | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Lets the time until the next save count from here."""
+        """Starts to count the time until the next save anew."""
         self._since = self._clock()
 
     def is_over(self) -> bool:
@@ -52,13 +52,13 @@ class SaveTimer:
 
 @dataclasses.dataclass(frozen=True)
 class GroupWatch:
-    """A group of hosts and what is known of them.
+    """A group of hosts, with the objects that watch it.
 
     Attributes:
         group: the hosts.
-        watchdog: what each is doing.
-        agreement: the hosts' agreement on the step at which all end or save.
-        departure: how this host leaves them.
+        watchdog: keeps what each host is doing.
+        agreement: agrees with the other hosts on the step at which all end or save.
+        departure: lets this host leave the group.
     """
 
     group: ProcessGroup
@@ -68,35 +68,35 @@ class GroupWatch:
 
 
 def watch_group(group: ProcessGroup, clock: Clock = time.monotonic, stall_limit: float = STALL) -> GroupWatch:
-    """Returns what is known of a group at first."""
+    """Returns new objects that watch a group. `clock` and `stall_limit` are those of the `Watchdog`, in seconds."""
     watchdog = Watchdog(group.host, group.hosts, LOST, clock)
     watchdog.stall_limit = stall_limit
     return GroupWatch(group, watchdog, StepAgreement(group), HostDeparture(group, PARTING))
 
 
 class HostMonitor:
-    """What the threads do.
+    """Starts, runs and ends the two threads.
 
     Attributes:
-        watched: the hosts; replaced when this one has joined the others.
-        joining: this host is waiting for the others to start.
-        timer: says when a save is due.
+        watch: the hosts that are watched; replaced when this host has joined the others.
+        joining: whether this host is waiting for the others to start.
+        timer: tells when a save is due.
     """
 
     def __init__(self, watch: GroupWatch, timer: SaveTimer):
-        """Starts no thread yet."""
+        """Takes the group to watch first, and the timer; starts no thread yet."""
         self.watch, self.timer = watch, timer
         self.joining, self._terminated = False, False
         self._over, self._termination = threading.Event(), TerminationSignal()
 
     def start(self) -> None:
-        """Starts the thread that looks at the clock and at SIGTERM. To be called in the main thread."""
-        faulthandler.enable(sys.__stderr__ or 2)  # what JAX itself aborts, for a lost host, shows where it was
+        """Starts the thread that looks at the clock and at SIGTERM. Must be called in the main thread."""
+        faulthandler.enable(sys.__stderr__ or 2)  # if JAX itself aborts the process, its stacks are printed
         self._termination.take_over()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def join(self, watch: GroupWatch) -> None:
-        """Goes over to another group, and starts the thread that exchanges messages with its hosts."""
+        """Watches another group from now on, and starts the thread that exchanges messages with its hosts, if any."""
         self.watch, self.joining = watch, False
         if self._terminated:
             watch.agreement.request("stop")
@@ -104,22 +104,22 @@ class HostMonitor:
             threading.Thread(target=self._listen, daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the threads."""
+        """Tells both threads to end, and restores the handler of SIGTERM."""
         self._over.set()
         self._termination.give_back()
 
     def depart(self, error: BaseException | None, all_gather: Callable[[str], object]) -> None:
-        """Leaves together with the other hosts, or tells them why this one ends.
+        """Leaves the run, together with the other hosts or, after an error, after telling them the reason.
 
         Args:
-            error: that ended the run on this host, if any.
+            error: the exception that ended the run on this host, if any. `Preempted` counts as a normal end.
             all_gather: waits for all hosts.
         """
         departure, preempted = self.watch.departure, isinstance(error, Preempted)
         if error is None or preempted:
             all_gather("the end")
         elif isinstance(error, jax.errors.JaxRuntimeError) and not any(word in str(error) for word in OWN_FAULT):
-            # A lost host looks like this: then the watching thread ends this process.
+            # This may be the effect of a lost host. In that case the watching thread ends this process.
             tell(f"vit_jax: {str(error).splitlines()[0]}; is a host lost?")
             time.sleep(LOST + 3 * PARTING)
         if error is not None and not preempted:
@@ -146,7 +146,7 @@ class HostMonitor:
                 self.watch.departure.end_process(STARTUP, exit_code(Preempted()))
 
     def _look(self) -> None:
-        """Asks for a save when it is time, and ends this process if it has to end at once."""
+        """Requests a save if one is due, and ends this process if the run is stuck or stopped before its start."""
         watch = self.watch
         group, agreement, departure = watch.group, watch.agreement, watch.departure
         if group.host == 0 and agreement.count and self.timer.is_over():
@@ -163,7 +163,7 @@ class HostMonitor:
             departure.abort(fault, STUCK)
 
     def _listen(self) -> None:
-        """Exchanges messages with the other hosts; what fails is tried again."""
+        """Exchanges messages with the other hosts until `stop`. A failed exchange is tried again."""
         period, waiting = PERIOD * max(1.0, self.watch.group.hosts / HOSTS_AT_FULL_RATE), False
         while not self._over.wait(period / 10 if waiting else period):
             try:
@@ -173,7 +173,7 @@ class HostMonitor:
                 continue
 
     def _exchange_heartbeats(self) -> None:
-        """Tells the other hosts that this one lives, hears which of them do, and whether one has ended the run."""
+        """Sends the heartbeat of this host, reads those of the others, and ends this process if one ended the run."""
         group, watchdog, departure = self.watch.group, self.watch.watchdog, self.watch.departure
         group.put(f"alive/{group.host}", watchdog.heartbeat(), replace=True)
         watchdog.hear(group.get("alive"), departure.departed())

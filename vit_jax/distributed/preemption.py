@@ -1,7 +1,8 @@
-"""Agreement on the step at which all hosts end, or save: they run the same programs in the same order, and count them.
+"""Lets all hosts agree on the step at which they end or save.
 
-Host 0 opens a round for each event. Every host then stops counting and puts its count, and the event happens on all of
-them at the largest count plus one.
+All hosts run the same programs on their devices in the same order, and count them. Host 0 opens a round of agreement
+for each event (a stop or a save). In a round every host pauses before its next program and publishes its count. The
+event then happens on all hosts at the largest count plus one.
 """
 
 import threading
@@ -13,19 +14,19 @@ Event = Literal["stop", "save"]
 
 
 class StepAgreement:
-    """The count of one host, and what was agreed on.
+    """The count of one host, and the counts at which the hosts have agreed to end or save.
 
     Attributes:
-        count: programs that this host has begun on its devices.
-        stopped_before_start: the hosts agreed to end before any of them had begun one.
+        count: the number of programs that this host has begun on its devices.
+        stopped_before_start: whether the hosts agreed to end before any of them had begun a program.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
-        """Counts from 0."""
+        """Starts the count at 0."""
         self._group = group
-        self._changed = threading.Condition()  # of the count, and of what is agreed
-        self._held = False  # no host goes on counting while they agree
-        self._requested: set[Event] = set()  # on this host, not yet passed on
+        self._changed = threading.Condition()  # notified when the hosts have agreed
+        self._held = False  # whether a round is under way, in which no host may count on
+        self._requested: set[Event] = set()  # the events requested on this host and not yet passed on
         self._stop: int | None = None  # the count at which all end
         self._saves: list[int] = []  # the counts at which all save
         self._round = 0
@@ -33,27 +34,30 @@ class StepAgreement:
         self.stopped_before_start = False
 
     def advance(self) -> bool:
-        """Counts one more program, as soon as no agreement is under way; returns whether all hosts end here."""
+        """Waits for a round that is under way, counts one more program, and returns whether all hosts end now."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held)
             self.count += 1
             return self._stop is not None and self.count >= self._stop
 
     def take_save(self) -> bool:
-        """Returns whether all hosts save here; once for each agreement."""
+        """Returns whether all hosts save now. It returns True only once for each agreed save."""
         with self._changed:
             due = [count for count in self._saves if count <= self.count]
             self._saves = [count for count in self._saves if count > self.count]
         return bool(due)
 
     def request(self, event: Event) -> None:
-        """Asks for an event: a stop on any host, a save on host 0."""
+        """Requests an event. Any host may request a stop, but only host 0 a save."""
         self._requested.add(event)
 
     def stop(self) -> bool:
-        """Has all hosts end; returns True once they agree on a count, False if they had before. For the main thread.
+        """Requests a stop and waits until the hosts have agreed on a count. Must be called in the main thread.
 
-        The agreed count is at most this host's plus two, because the others wait for its next program.
+        The agreed count is at most the count of this host plus two, because the other hosts wait for its next program.
+
+        Returns:
+            False, without waiting, if the hosts had agreed on a stop before; else True.
         """
         with self._changed:
             if self._stop is not None:
@@ -63,10 +67,13 @@ class StepAgreement:
         return True
 
     def exchange(self) -> bool:
-        """Takes a step towards what was requested; returns whether it waits for other hosts.
+        """Advances the agreement on requested events by one step; must be called again and again.
+
+        Returns:
+            Whether an agreement is under way that waits for other hosts.
 
         Raises:
-            JaxRuntimeError: the other hosts cannot be reached; call again.
+            JaxRuntimeError: the other hosts cannot be reached. The call may be repeated.
         """
         group = self._group
         if group.hosts == 1:
@@ -96,12 +103,17 @@ class StepAgreement:
         return False
 
     def _settle(self, event: Event, count: int) -> None:
-        """Lets an event happen on all hosts when they have counted one more than any has."""
+        """Sets an event for the count after the given one, and lets this host count on.
+
+        Args:
+            event: the event.
+            count: the largest count of all hosts in the round.
+        """
         with self._changed:
             if event == "save":
                 self._saves.append(count + 1)
             elif self._stop is None:
                 self._stop = count + 1
             self.stopped_before_start = self._stop == 1
-            self._held = self.stopped_before_start  # then the main thread is not to begin anything
+            self._held = self.stopped_before_start  # then the main thread must not begin a program
             self._changed.notify_all()

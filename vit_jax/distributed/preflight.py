@@ -1,4 +1,4 @@
-"""Checks on every host before anything is compiled: a minute here is cheaper than an hour of a pod."""
+"""Checks on every host before anything is compiled, to find errors before they cost hours of a pod."""
 
 import contextlib
 import hashlib
@@ -36,19 +36,20 @@ def preflight_checks(
     state: ArrayTree,
     location: str,
 ) -> Iterator[None]:
-    """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the `with`.
+    """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the block.
 
     Args:
-        coordinator: how the hosts agree; given what goes wrong later, while the run goes on.
-        config: completed, with its durations in steps.
-        info: what the opened data told.
-        batch_sharding: of dimension 0 of a batch, over the devices.
-        state: shapes of the training state.
+        coordinator: exchanges the results of the checks. Its `raise_later` is called if the lock is lost during the
+            run.
+        config: the completed configuration, with durations in steps.
+        info: what is known of the opened data.
+        batch_sharding: splits dimension 0 of a batch over the devices.
+        state: the shapes and dtypes of the training state.
         location: the workdir.
 
     Raises:
-        UserError: on all hosts, if they differ or do not share the workdir, another run writes there, its disk is too
-            small, or images of an evaluation cannot be read.
+        UserError: on all hosts, if the hosts differ or do not share the workdir, another run writes there, its disk is
+            too small, or images of an evaluation cannot be read.
     """
     check_equal(coordinator, collect_facts(config, info, batch_sharding.mesh, location))
     run_on_all(coordinator, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
@@ -64,7 +65,7 @@ def preflight_checks(
 
 
 def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, location: str) -> dict[str, str]:
-    """Returns, by name, what must be the same on every host."""
+    """Returns name -> value of all settings, versions and data that must be equal on every host."""
     devices, installed = mesh.local_devices, versions.library_versions(LIBRARIES)
     return {
         **{f"--config.{key}": str(value) for key, value in flatten_config(config).items()},
@@ -83,8 +84,13 @@ def collect_facts(config: ConfigDict, info: data.DataInfo, mesh: Mesh, location:
 
 
 def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
-    """Raises UserError if the facts of the hosts differ, naming which and where."""
-    # Nearly always they are equal, which digests tell as well.
+    """Raises UserError if the facts differ between hosts. The message names the facts and the hosts.
+
+    Args:
+        coordinator: exchanges the facts; all hosts must call this.
+        own: name -> value of this host's facts, with the same names on all hosts.
+    """
+    # Digests are compared first, as the facts are nearly always equal.
     digests = coordinator.all_gather("preflight", hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest())
     if len(set(digests)) == 1:
         return
@@ -106,14 +112,14 @@ def check_equal(coordinator: Coordinator, own: dict[str, str]) -> None:
 
 
 def check_images(config: ConfigDict, info: data.DataInfo, batch_sharding: NamedSharding) -> None:
-    """Raises UserError if headers show that images which this host is to evaluate are unreadable."""
+    """Raises UserError if the header of an image that this host will evaluate shows that the image is unreadable."""
     for name in config.evals:
         for part in range(info.eval_parts[name]):
             data.eval_batches(config, name, batch_sharding, info.opened, part).check_headers()
 
 
 def check_shared(coordinator: Coordinator, folder: Path) -> None:
-    """Raises UserError if the workdir that host 0 writes to is not the one that the others read."""
+    """Raises UserError if a local workdir is not the same folder on all hosts; all hosts must call this."""
     path = folder / coordinator.all_gather("nonce", f".nonce-{uuid.uuid4().hex}")[0]
 
     def wait_for_file() -> None:
@@ -136,7 +142,10 @@ def check_shared(coordinator: Coordinator, folder: Path) -> None:
 
 
 def check_disk_space(config: ConfigDict, state: ArrayTree, workdir: Path) -> None:
-    """Raises UserError if the disk of a local workdir has no space for the checkpoints that are kept and one more."""
+    """Raises UserError if the disk of a local workdir has too little space for the checkpoints of the run.
+
+    The run needs space for the checkpoints that are kept and for one more. Checkpoints already there are subtracted.
+    """
     location = workdir.absolute()
     folder = next(path for path in (location, *location.parents) if path.exists())
     there = [int(path.name) for path in (workdir / "checkpoints").glob("[0-9]*") if path.name.isdigit()]
@@ -155,7 +164,7 @@ def check_disk_space(config: ConfigDict, state: ArrayTree, workdir: Path) -> Non
 
 
 def list_hosts(numbers: list[int]) -> str:
-    """Returns `host 2`, or `hosts 0, 1 and 3`."""
+    """Returns the hosts as text, such as `host 2` or `hosts 0, 1 and 3`."""
     if len(numbers) == 1:
         return f"host {numbers[0]}"
     return f"hosts {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

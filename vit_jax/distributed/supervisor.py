@@ -1,4 +1,4 @@
-"""Supervises a run for its main thread: SIGTERM, hosts that fail, vanish or hang, the time to save, agreements."""
+"""Supervises a run for its main thread: SIGTERM, hosts that fail, vanish or hang, and the time of saves."""
 
 import contextlib
 import time
@@ -13,10 +13,10 @@ PREEMPTED = "preempted; there was nothing new to save. Run the same command agai
 
 
 class Supervisor:
-    """Watches while it is entered; outside of a `with` it only counts. A `Coordinator`.
+    """Watches over a run as a context manager. Outside of its block it only counts steps and seconds. A `Coordinator`.
 
     Attributes:
-        ledger: where the seconds of the run go.
+        ledger: counts the seconds that the run spends in each category.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Supervisor:
         """Supervises the processes of `group`, or else of those that JAX knows of.
 
         Args:
-            group: of processes.
-            clock: gives seconds.
-            age: seconds that the first run has taken already.
+            group: the group of processes; None: `current_group()`.
+            clock: returns seconds.
+            age: seconds that the first run has already taken.
         """
         self._clock, self._timer = clock, SaveTimer(clock)
         self.ledger, self._runs = Ledger(age, clock), 0
@@ -37,22 +37,22 @@ class Supervisor:
 
     @property
     def host(self) -> int:
-        """Number of this host."""
+        """The number of this host, from 0."""
         return self._monitor.watch.group.host
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self._monitor.watch.group.hosts
 
     def __enter__(self) -> "Supervisor":
-        """Begins to watch; in the main thread."""
+        """Begins to watch. Must be called in the main thread."""
         self._monitor.start()
         self._entered = True
         return self
 
     def join(self) -> None:
-        """Connects to the other hosts.
+        """Connects to the other hosts, which takes until all of them have started.
 
         Raises:
             UserError: see `coordination.join_cluster`.
@@ -63,7 +63,7 @@ class Supervisor:
         self._monitor.join(watch_group(join_cluster(), self._clock, limit))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Ends, and lets the other hosts know how."""
+        """Ends the watch. If there are other hosts, this one leaves as `HostMonitor.depart` describes."""
         try:
             if self.hosts > 1:
                 self._monitor.depart(error, self.all_gather)
@@ -72,23 +72,27 @@ class Supervisor:
             self._monitor.stop()
 
     def begin_run(self, stall_limit: float) -> None:
-        """Begins the ledger of a run, if it is not the first, and sets the seconds without progress that end it."""
+        """Prepares for the next run: sets its stall limit and, if it is not the first run, begins a new ledger.
+
+        Args:
+            stall_limit: seconds without progress after which the run is ended.
+        """
         self._monitor.watch.watchdog.stall_limit = stall_limit
         if self._runs:
             self.ledger = Ledger(clock=self._clock)
         self._runs += 1
 
     def set_save_interval(self, seconds: float) -> None:
-        """Sets the seconds between two saves, 0 for none by the clock, and starts to count them."""
+        """Sets the seconds between two saves, and starts to count them. With 0, no save is due by the clock."""
         self._timer.interval = seconds or None
         self.note_save()
 
     def enter_phase(self, phase: str, category: Category | None = None, patient: bool = False) -> None:
-        """Notes what the main thread begins; see `Watchdog.enter`.
+        """Notes that the main thread begins a phase; see `Watchdog.enter`.
 
         Args:
-            phase: in words.
-            category: what its seconds belong to; None: to that of the phase before.
+            phase: what it begins, in words.
+            category: the category that its seconds count for; None: the category of the phase before.
             patient: see `Watchdog.enter`.
         """
         self._monitor.watch.watchdog.enter(phase, patient)
@@ -97,14 +101,14 @@ class Supervisor:
 
     @contextlib.contextmanager
     def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
-        """Enters a phase, and afterwards the phase before again."""
+        """Enters a phase for the block, and after it the previous phase and category again, unless the block raises."""
         before = self._monitor.watch.watchdog.phase, self.ledger.category
         self.enter_phase(name, category, patient)
         yield
         self.enter_phase(*before)
 
     def count_step(self) -> None:
-        """Counts a program that all hosts have begun on their devices.
+        """Counts one program that every host begins on its devices. It waits while the hosts agree on a stop or a save.
 
         Raises:
             Preempted: the hosts have agreed to end here.
@@ -115,40 +119,46 @@ class Supervisor:
             raise Preempted(PREEMPTED)
 
     def stop_all(self) -> bool:
-        """Has all hosts end after one or two programs more, which `count_step` will say; see `StepAgreement.stop`.
+        """Makes all hosts end after one or two more programs, by a `Preempted` from `count_step`.
 
-        Returns whether they end for that, and not for what they agreed on before or because they cannot agree.
+        See `StepAgreement.stop`. Must be called in the main thread.
+
+        Returns:
+            Whether this call made them end. False if they had agreed on a stop before, or if nothing is watched.
         """
         return self._entered and self._monitor.watch.agreement.stop()
 
     def save_due(self) -> bool:
-        """Returns whether it is time to save, on all hosts; True once for each time."""
+        """Returns whether a save is due by the clock, at the same step on all hosts.
+
+        With several hosts or inside the block, it returns True only once for each save.
+        """
         late = not self._entered and self.hosts == 1 and self._timer.is_over()
         return self._monitor.watch.agreement.take_save() or late
 
     def note_save(self) -> None:
-        """Lets the time until the next save count from here."""
+        """Starts to count the time until the next save anew."""
         self._timer.restart()
 
     def all_gather(self, topic: str, value: Json = None) -> list[Json]:
-        """Returns every host's value, in the hosts' order.
+        """Waits until all hosts have called this with the same topic, and returns their values in the hosts' order.
 
         Raises:
             LostHosts: see `ProcessGroup.all_gather`.
         """
         watch = self._monitor.watch
         self.enter_phase(f"waiting for the other hosts at {topic!r}")
-        # The watching thread, which shows where all hosts are, comes first.
+        # The watching thread ends the run earlier than this limit, and shows what all hosts are doing.
         values = watch.group.all_gather(topic, value, 2 * watch.watchdog.stall_limit)
         self.enter_phase(f"after {topic!r}")
         return values
 
     def raise_later(self, error: Exception) -> None:
-        """Has the main thread raise an error that another thread has found; see `raise_pending`."""
+        """Stores an error that another thread has found, for `raise_pending`. A later error replaces it."""
         self._error = error
 
     def raise_pending(self) -> None:
-        """Raises what another thread has handed to `raise_later`."""
+        """Raises the error of `raise_later`, if there is one. To be called in the main thread."""
         error, self._error = self._error, None
         if error:
             raise error

@@ -1,4 +1,4 @@
-"""Notices hosts that vanish or hang, this one included, from their heartbeats and a clock."""
+"""Detects hosts that vanish or hang, including this one, from their heartbeats and a clock."""
 
 import dataclasses
 import time
@@ -13,13 +13,13 @@ Clock = Callable[[], float]
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a host says of itself.
+    """The state that a host reports to the others.
 
     Attributes:
-        number: of this heartbeat.
-        progress: how often its main thread has moved on; all hosts move on in the same order.
-        seconds: since it moved on last.
-        phase: what it is doing.
+        number: the number of this heartbeat, from 1.
+        progress: how often the main thread has entered a phase. All hosts enter the same phases in the same order.
+        seconds: the seconds since the main thread entered its phase.
+        phase: what the main thread is doing, in words.
     """
 
     number: int
@@ -29,21 +29,21 @@ class Heartbeat:
 
 
 class Watchdog:
-    """Keeps what this host and the others said last, and when.
+    """Keeps the last heartbeats of all hosts, and finds hosts that are lost or stuck.
 
     Attributes:
-        stall_limit: seconds without progress on this host after which `fault` says so.
-        phase: what the main thread is doing.
+        stall_limit: seconds without progress on this host after which `look` reports it.
+        phase: what the main thread of this host is doing, in words.
     """
 
     def __init__(self, host: int = 0, hosts: int = 1, lost: float = LOST, clock: Clock = time.monotonic):
         """Starts to watch.
 
         Args:
-            host: number of this one.
-            hosts: how many there are.
+            host: the number of this host.
+            hosts: the number of hosts.
             lost: seconds of silence after which another host counts as lost.
-            clock: gives seconds.
+            clock: returns seconds.
         """
         self._host, self._hosts, self._lost, self._clock = host, hosts, lost, clock
         self.stall_limit = STALL
@@ -53,26 +53,34 @@ class Watchdog:
         self._heard: dict[int, tuple[Heartbeat, float]] = {}  # host -> its last heartbeat, and when it was first seen
 
     def enter(self, phase: str, patient: bool = False) -> None:
-        """Notes what the main thread begins: progress. All hosts enter the same phases in the same order.
+        """Notes that the main thread begins a phase, which counts as progress.
+
+        All hosts must enter the same phases in the same order.
 
         Args:
-            phase: in words.
-            patient: it may take longer than `stall_limit` where no other host waits: a download, for example.
+            phase: what it begins, in words.
+            patient: whether the phase may take longer than `stall_limit`, as a download may. This holds only for a
+                single host.
         """
         self.phase, self._since, self._patient = phase, self._clock(), patient
         self._progress += 1
 
     def seconds_in_phase(self) -> float:
-        """Returns the seconds since the main thread moved on."""
+        """Returns the seconds since the main thread entered its phase."""
         return self._clock() - self._since
 
     def heartbeat(self) -> dict[str, Any]:
-        """Returns the next heartbeat of this host, as JSON."""
+        """Returns the next heartbeat of this host, the fields of `Heartbeat` as JSON."""
         self._beats += 1
         return dataclasses.asdict(Heartbeat(self._beats, self._progress, round(self.seconds_in_phase()), self.phase))
 
     def hear(self, heartbeats: Mapping[str, Any], left: Iterable[str] = ()) -> None:
-        """Takes the last heartbeats of all hosts, as JSON by host, and the numbers of those that have left the run."""
+        """Takes the last heartbeats of all hosts.
+
+        Args:
+            heartbeats: number of a host -> its last heartbeat, as JSON.
+            left: the numbers of the hosts that have left the run, which are no longer watched.
+        """
         now = self._clock()
         for host, values in heartbeats.items():
             heartbeat = Heartbeat(**values)
@@ -82,10 +90,10 @@ class Watchdog:
             self._heard.pop(int(host), None)
 
     def look(self) -> str | None:
-        """Returns what is wrong, in words, or None. To be called every few seconds."""
+        """Returns a sentence on what is wrong, or None. Must be called every few seconds."""
         now, looked = self._clock(), self._looked
         self._looked = now
-        if now - looked > self._lost / 2:  # this process itself stood still and has heard nothing meanwhile
+        if now - looked > self._lost / 2:  # this process itself was suspended and could not hear anything meanwhile
             self._since = now
             self._heard = {host: (heartbeat, now) for host, (heartbeat, _) in self._heard.items()}
         silent = [host for host, (_, since) in sorted(self._heard.items()) if now - since > self._lost]
@@ -98,7 +106,7 @@ class Watchdog:
         return None
 
     def _places(self, now: float) -> str:
-        """Returns, as the end of a sentence, what each host is doing, those behind the others first."""
+        """Returns what each host is doing, as the end of a sentence. Hosts with the least progress come first."""
         hosts = {self._host: (self._progress, now - self._since, self.phase)}
         for host, (heartbeat, since) in self._heard.items():
             hosts[host] = heartbeat.progress, heartbeat.seconds + now - since, heartbeat.phase

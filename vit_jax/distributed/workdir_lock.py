@@ -1,4 +1,4 @@
-"""The lock of a workdir: one run at a time writes there, wherever it runs."""
+"""The lock of a workdir, so that only one run at a time writes there, even from different machines."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ from vit_jax.storage import filesystem
 
 FILE = "owner.json"
 KEYS = {"run", "machine", "host", "pid", "started"}
-BEAT = 2.5  # seconds between two heartbeats
+BEAT = 2.5  # seconds between two times that the holder rewrites the file
 
 
 class WorkdirLock:
-    """The file `<workdir>/owner.json`, which the run that holds the lock rewrites every few seconds.
+    """The lock of a workdir: the file `<workdir>/owner.json`, which the holder rewrites every few seconds.
 
     Attributes:
-        remote: the workdir is not on a disk of this machine.
+        remote: whether the workdir is in a store such as gs:// and not on a disk.
     """
 
     def __init__(self, location: str, lost: Callable[[UserError], None]):
@@ -40,23 +40,25 @@ class WorkdirLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Takes the workdir.
+        """Takes the lock, and starts the thread that rewrites the file.
+
+        It may take some seconds to see whether a holder on another machine still writes.
 
         Raises:
-            UserError: another run writes there, or nothing can be written there.
+            UserError: another run holds the lock, or the file cannot be written.
         """
         holder = self._read()
         if holder and self._is_alive(holder):
             raise self._taken(holder)
         self._write(0)
         holder = self._read()
-        if holder and holder["run"] != self._id["run"]:  # both began at once
+        if holder and holder["run"] != self._id["run"]:  # another run took the lock at the same time
             raise self._taken(holder)
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
     def release(self) -> None:
-        """Releases the workdir, if it is held."""
+        """Releases the lock, if this run holds it."""
         if self._thread is None:
             return
         self._over.set()
@@ -69,7 +71,7 @@ class WorkdirLock:
     def _is_alive(self, holder: dict[str, Any]) -> bool:
         if holder["machine"] == self._id["machine"] and holder["started"]:
             return _started(holder["pid"]) == holder["started"]
-        end = time.monotonic() + 3 * BEAT  # clocks of machines differ: see whether the file changes
+        end = time.monotonic() + 3 * BEAT  # the clocks of machines differ, so the file is watched for changes
         while time.monotonic() < end:
             time.sleep(BEAT / 5)
             now = self._read()
@@ -104,7 +106,7 @@ class WorkdirLock:
             else:
                 text = Path(self._path).read_bytes()
             holder = json.loads(text)
-        except (ValueError, OSError):  # there is none, or it was cut short
+        except (ValueError, OSError):  # there is no file, or it is cut short
             return None
         return holder if isinstance(holder, dict) and holder.keys() >= KEYS else None
 
@@ -120,11 +122,11 @@ class WorkdirLock:
             filesystem.remove_files(self._location, [FILE])
         else:
             Path(self._path).unlink()
-            Path(self._location).rmdir()  # fails, silently, where anything else lies in it
+            Path(self._location).rmdir()  # fails, silently, if the folder has other files
 
 
 def _machine() -> str:
-    """Returns an identity of this machine and of its process numbers."""
+    """Returns a text that identifies this machine since its last boot, and its namespace of process numbers."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -132,8 +134,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Returns when a process of this machine was started, in the kernel's ticks; nothing if it has ended or cannot be
-    seen.
+    """Returns when a process of this machine was started, in clock ticks since boot.
+
+    Returns an empty text if the process has ended or cannot be seen.
     """
     with contextlib.suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

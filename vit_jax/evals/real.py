@@ -1,6 +1,6 @@
 """ReaL: reassessed labels of ImageNet's validation images (Beyer et al., arXiv 2006.07159).
 
-An image may have several labels, any of which counts as correct, or none, and then it is left out.
+An image may have several labels, any of which counts as correct. An image without labels is left out.
 `scores.top_k_accuracy` does both when it is given the labels of this module.
 """
 

@@ -221,7 +221,7 @@ def saved_before(step: int) -> Iterator[None]:
     """Adds to errors inside the block that `step` is saved and that the same command continues from there.
 
     Raises:
-        UserError: in place of a UserError, or of a device that has too little memory for an evaluation.
+        UserError: in place of a UserError, or of JAX's error if a device has too little memory.
     """
     words = f"step {step} is saved; run the same command again to continue from that step"
     try:

@@ -111,7 +111,7 @@ class Workdir:
     def restore_or_init(self) -> tuple[TrainState, str]:
         """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
 
-        Also sets `start` and `evaluated` to those of the restored checkpoint, as newer ones may be damaged.
+        Also sets `start` and `evaluated` to those of the restored checkpoint, as newer checkpoints may be damaged.
 
         Raises:
             UserError: the checkpoint is of other data or another teacher, or beyond the end of the run; all checkpoints
@@ -261,7 +261,7 @@ class Workdir:
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, self._program.model, weights)
         else:
-            for leaf in jax.tree.leaves(weights):  # in the same order; dropped at once
+            for leaf in jax.tree.leaves(weights):  # gathers in the same order as host 0, and drops the result
                 np.asarray(leaf)
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
