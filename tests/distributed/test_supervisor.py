@@ -64,13 +64,31 @@ def test_alone_it_saves_by_its_own_clock(entered):
         assert not one.save_due()
 
 
+class Clock:
+    seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def test_a_download_may_take_longer_after_an_exchange_of_the_hosts_too():
+    clock = Clock()
+    one = Supervisor(clock=clock)
+    watchdog = one._monitor.watch.watchdog
+    watchdog.stall_limit = 10.0
+    with one.phase("opening the data", patient=True):
+        one.all_gather("fields")
+        clock.seconds += 20
+        assert watchdog.look() is None
+        with one.phase("opening a teacher"):
+            one.count_step()
+        clock.seconds += 20
+        assert watchdog.look() is None
+    clock.seconds += 20
+    assert "no progress" in watchdog.look()
+
+
 def test_without_an_interval_it_never_saves_by_the_clock():
-    class Clock:
-        seconds = 0.0
-
-        def __call__(self):
-            return self.seconds
-
     clock = Clock()
     one = Supervisor(clock=clock)
     one.set_save_interval(0)

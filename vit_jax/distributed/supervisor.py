@@ -102,7 +102,8 @@ class Supervisor:
     @contextlib.contextmanager
     def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
         """Enters a phase for the block, and after it the previous phase and category again, unless the block raises."""
-        before = self._monitor.watch.watchdog.phase, self.ledger.category
+        watchdog = self._monitor.watch.watchdog
+        before = watchdog.phase, self.ledger.category, watchdog.patient
         self.enter_phase(name, category, patient)
         yield
         self.enter_phase(*before)
@@ -114,7 +115,8 @@ class Supervisor:
             Preempted: the hosts have agreed to end here.
         """
         ends = self._monitor.watch.agreement.advance()
-        self.enter_phase(self._monitor.watch.watchdog.phase)
+        watchdog = self._monitor.watch.watchdog
+        self.enter_phase(watchdog.phase, patient=watchdog.patient)
         if ends:
             raise Preempted(PREEMPTED)
 
@@ -147,10 +149,11 @@ class Supervisor:
             LostHosts: see `ProcessGroup.all_gather`.
         """
         watch = self._monitor.watch
-        self.enter_phase(f"waiting for the other hosts at {topic!r}")
+        patient = watch.watchdog.patient
+        self.enter_phase(f"waiting for the other hosts at {topic!r}", patient=patient)
         # The watching thread ends the run earlier than this limit, and shows what all hosts are doing.
         values = watch.group.all_gather(topic, value, 2 * watch.watchdog.stall_limit)
-        self.enter_phase(f"after {topic!r}")
+        self.enter_phase(f"after {topic!r}", patient=patient)
         return values
 
     def raise_later(self, error: Exception) -> None:

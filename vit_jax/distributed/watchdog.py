@@ -47,7 +47,7 @@ class Watchdog:
         """
         self._host, self._hosts, self._lost, self._clock = host, hosts, lost, clock
         self.stall_limit = STALL
-        self.phase, self._patient = "starting", False
+        self.phase, self.patient = "starting", False
         self._progress = self._beats = 0
         self._since = self._looked = clock()
         self._heard: dict[int, tuple[Heartbeat, float]] = {}  # host -> its last heartbeat, and when it was first seen
@@ -62,7 +62,7 @@ class Watchdog:
             patient: whether the phase may take longer than `stall_limit`, as a download may. This holds only for a
                 single host.
         """
-        self.phase, self._since, self._patient = phase, self._clock(), patient
+        self.phase, self._since, self.patient = phase, self._clock(), patient
         self._progress += 1
 
     def seconds_in_phase(self) -> float:
@@ -100,7 +100,7 @@ class Watchdog:
         if silent:
             names = ", ".join(map(str, silent))
             return f"nothing was heard from host {names} for {self._lost:g} s{self._places(now)}"
-        if now - self._since > self.stall_limit and not (self._patient and self._hosts == 1):
+        if now - self._since > self.stall_limit and not (self.patient and self._hosts == 1):
             advice = "--config.stall_limit allows more"
             return f"no progress for {self.stall_limit:g} s; {advice}{self._places(now)}"
         return None
