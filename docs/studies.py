@@ -23,7 +23,7 @@ from vit_jax.experiments import Record, read_records
 from vit_jax.planning import run_exaflops
 
 PRETRAINED, TUNED, REGULARIZED = "cifar5_compute", "cifar5_tuned_compute", "cifar10_regularization"
-OPTIMIZERS = "cifar10_optimizers"
+OPTIMIZERS, METHODS = "cifar10_optimizers", "cifar5_methods"
 CHOSEN = ("rate: accuracy on `val`, one seed, %", "chosen", "its accuracy on the test images, %")
 ACCURACY, VAL = "test/accuracy", "val/accuracy"
 SHOTS = ("fewshot/5shot", "fewshot/10shot", "fewshot/25shot")
@@ -146,8 +146,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [%(default)s]")
     parser.add_argument("--write", type=Path, help="Markdown file whose tables to replace")
     args = parser.parse_args(argv[1:])
-    names = PRETRAINED, TUNED, REGULARIZED, OPTIMIZERS
-    pretrained, tuned, regularized, optimizers = (read_study(args.results, name) for name in names)
+    names = PRETRAINED, TUNED, REGULARIZED, OPTIMIZERS, METHODS
+    pretrained, tuned, regularized, optimizers, methods = (read_study(args.results, name) for name in names)
     sections = {
         "compute": (
             [
@@ -175,6 +175,10 @@ def main(argv: list[str]) -> None:
         "optimizers": (
             ["optimizer", *CHOSEN],
             chosen_rates(optimizers),
+        ),
+        "methods": (
+            ["method", *CHOSEN],
+            chosen_rates(methods),
         ),
     }
     print_sections([(name, table(heads, rows)) for name, (heads, rows) in sections.items()], args.write)

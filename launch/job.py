@@ -103,7 +103,8 @@ def _with_slices(command: tuple[str, ...], slices: int) -> tuple[str, ...]:
         return command
     given = {word for word in command if word.startswith(SLICE_FLAG)}
     if given - {f"{SLICE_FLAG}{slices}"}:
-        raise UserError(f"--slices={slices} contradicts {' '.join(sorted(given))}; omit the latter.")
+        fields = " ".join(sorted(given))
+        raise UserError(f"--slices={slices} contradicts {fields}; omit {fields}.")
     return command if given else (*command, f"{SLICE_FLAG}{slices}")
 
 

@@ -142,12 +142,12 @@ def test_names_of_the_best_follow_the_fields(quick):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"shot": (1,)}, "unknown field of evals.few, whose kind is fewshot, 'shot'; did you mean 'shots'"),
-        ({"k": (1,)}, "unknown field of evals.few, whose kind is fewshot, 'k'"),
+        ({"shot": (1,)}, r"unknown field of evals.few \(kind fewshot\) 'shot'; did you mean 'shots'"),
+        ({"k": (1,)}, r"unknown field of evals.few \(kind fewshot\) 'k'"),
         ({"shots": (5, 0)}, r"evals.few.shots=\(5, 0\) must be at least 1"),
         ({"every": 0}, "evals.few.every=0 must be at least 1"),
         ({"kind": "fewshots"}, "unknown evals.few.kind 'fewshots'; did you mean 'fewshot'"),
-        ({"kind": "knn"}, "unknown field of evals.few, whose kind is knn, 'l2'"),
+        ({"kind": "knn"}, r"unknown field of evals.few \(kind knn\) 'l2'"),
     ],
 )
 def test_a_wrong_field_is_named(few, fields, sentence):
@@ -214,7 +214,7 @@ def test_data_of_other_classes_suit_what_does_not_use_the_head(quick, tmp_path):
     assert data.describe_evals(config)["other"]["split"].startswith("train folder:")
     config.evals.other = base.evaluation("classify", source="synthetic", preprocess=config.evals.test.preprocess)
     config.data.num_classes, config.data.num_examples = 10, 1438
-    with pytest.raises(UserError, match=r"classes of evals.other.split=test differ from those of training"):
+    with pytest.raises(UserError, match=r"evals.other.split=test has other classes than the training data"):
         prepare(config)
 
 
@@ -404,15 +404,15 @@ def test_a_record_takes_only_evaluations_of_its_own_weights_and_images(run, tmp_
     assert not written["evaluations"]
     for word in ("--split=test[:10]", "--split=train", "--evals=test:split=test[:10]"):
         with pytest.raises(
-            UserError, match=r"the evaluation test is of split t.*, but the run's own is of split test; "
+            UserError, match=r"the evaluation test in .* has split t.*, but the evaluation .* has split test; "
         ):
             record_with(run, word)
     weights = [run / "checkpoints" / "15", "--source=digits", "--evals=knn:k=1"]
-    with pytest.raises(UserError, match="an evaluation is of step None, but"):
+    with pytest.raises(UserError, match="an evaluation in --evaluations=FILE is of step None, but"):
         record_with(*weights)
-    with pytest.raises(UserError, match=r"an evaluation is of other weights than those of .* at step 20; run "):
+    with pytest.raises(UserError, match=r"is not of the weights of .* at step 20; write it anew with "):
         record_with(*weights, step=20)
-    with pytest.raises(UserError, match="an evaluation does not state its weights"):
+    with pytest.raises(UserError, match="an evaluation in --evaluations=FILE does not state its weights"):
         record_with(run, weights=None)
 
 
@@ -449,7 +449,7 @@ def test_requests_are_read():
         (["fewshot:shot=5"], "unknown field of the fewshot evaluation 'shot'; did you mean 'shots'"),
         (["fewshot:shots=five"], "in --evals, shots=five: the value must be numbers with commas between them"),
         (["fewshot:5"], "cannot read '5' in --evals; write FIELD=VALUE"),
-        (["knn", "knn:k=3"], "two evaluations are called knn; name one: --evals=NAME=knn:k=3"),
+        (["knn", "knn:k=3"], "two evaluations are called knn; give one another name: --evals=NAME=knn:k=3"),
         ([":k=3"], "cannot read --evals=:k=3"),
     ],
 )
@@ -461,13 +461,13 @@ def test_requests_that_cannot_be_read(words, sentence):
 def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
     file = run / "model.npz"
     for words, sentence in (
-        ({}, "only a run has evaluations of its own; say which"),
-        ({"requests": ["knn"]}, "say on which data, for example --evals=knn:source="),
-        ({"best": True, "requests": ["knn"]}, "--best and --split are for runs"),
+        ({}, "weights that are not a run have no evaluations of their own; add one"),
+        ({"requests": ["knn"]}, "the evaluation knn has no data source; add one, for example --evals=knn:source="),
+        ({"best": True, "requests": ["knn"]}, "leave out --best and --split, which only runs have"),
         ({"requests": ["knn:source=digits,preprocess=resize(8)|value_range(-1,1)"]}, r"images of \(8, 8, 3\)"),
         (
             {"requests": ["knn:source=digits,preprocess=resize(16)|value_range(0,1)"]},
-            r"images with value_range\(-1,1\)",
+            r"the model needs value_range\(-1,1\)",
         ),
         ({"requests": [f"classify:source=folder:{ROOT}/tests/none"]}, "tests/none"),
         ({"requests": ["predictions:source=digits,class_map=imagenet_a"]}, "covers 200 classes that the model lacks"),
@@ -510,7 +510,7 @@ def test_a_folder_without_splits_is_divided_as_the_message_says(run, tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
     words = f"knn:k=1,source=folder:{tmp_path / 'photos'}"
-    with pytest.raises(UserError, match=r"choose from train\. To learn from a part of it .*, set ") as raised:
+    with pytest.raises(UserError, match=r"choose from train\. To learn from a part of train .*, set ") as raised:
         evaluate.evaluate(run / "model.npz", requests=[words])
     found = evaluate.evaluate(run / "model.npz", requests=[f"{words},{str(raised.value).rpartition('set ')[2]}"])
     assert (found["knn_photos/n_train"], found["knn_photos/n"]) == (7, 3)

@@ -59,10 +59,10 @@ def test_the_small_recipes_have_targets_or_labels(small, tenth):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model.name": "R+ViT-Ti/16", "resolution": 32}, r"R\+ViT-Ti/16 has none; choose a ViT without a ResNet"),
+        ({"model.name": "R+ViT-Ti/16", "resolution": 32}, r"R\+ViT-Ti/16 has no patches of pixels, .*; choose a"),
         ({"model.name": "ViT-mu/2", "task.target": "patch4"}, "needs patches of a multiple of 4 pixels, not 2"),
         ({"task.swapped": 0.3}, "together more than 1"),
-        ({"task.mixup": 0.2}, "masked patches have no labels"),
+        ({"task.mixup": 0.2}, "task.kind=masked_patches uses no labels: leave task.loss, .* at their defaults"),
     ],
 )
 def test_what_does_not_suit_it_is_refused(change, sentence):
@@ -191,7 +191,7 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     assert not {"mask", "head/kernel"} & set(given)
     np.testing.assert_array_equal(given["embed/kernel"], params["embed"]["kernel"])
     fine.keep_head = True
-    with pytest.raises(UserError, match="head is for masked patches, but the task's is for classes of images"):
+    with pytest.raises(UserError, match="head is for masked patches, but this run needs one for classes of images"):
         load_init(source, fine, program, info.class_names)
 
 
@@ -208,14 +208,14 @@ def test_pictures_evaluations_and_refusals_of_exported_weights(target, tmp_path)
     )
     assert alone["patches/loss"] == pytest.approx(metrics["patches/loss"], rel=1e-5)
     assert 0 <= evaluate.evaluate(tmp_path / "pre", requests=["knn"])["knn/5nn"] <= 1
-    with pytest.raises(UserError, match="a head for the task classify, but the model's is for masked_patches"):
+    with pytest.raises(UserError, match="a head for the task classify, but the model's head is for masked_patches"):
         evaluate.evaluate(tmp_path / "pre", requests=["classify"])
 
     Image.fromarray(LEVELS[0].astype(np.uint8)).save(tmp_path / "one.png")
     files = look.look(tmp_path / "pre", [tmp_path / "one.png"] * 2, tmp_path / "look")
     assert {"predicted_patches.png", "predicted_patches.svg"} <= {file.name for file in files}
     assert "predicted" in files[0].read_text()
-    with pytest.raises(UserError, match="leave out the saliency"):
+    with pytest.raises(UserError, match="leave out --saliency"):
         look.look(tmp_path / "pre", [tmp_path / "one.png"], tmp_path / "look", saliency=True)
     with pytest.raises(UserError, match="predicts masked patches, not classes"):
         predict.predict(tmp_path / "pre", [tmp_path / "one.png"])

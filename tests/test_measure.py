@@ -67,7 +67,7 @@ def test_an_interrupted_measurement_goes_on(monkeypatch, tmp_path, capsys):
     run(tmp_path)
     assert len(asked) == 2  # all is measured
     assert {path.name for path in tmp_path.iterdir()} <= {"cache", "cpu-8.json", "cpu-8.html"}
-    with pytest.raises(UserError, match=r"measured with another arguments; choose another --name"):
+    with pytest.raises(UserError, match=r"measured with other values of arguments; choose another --name"):
         run(tmp_path, "--config.model.remat=full")
 
 

@@ -341,12 +341,12 @@ def test_weights_of_another_range_of_values_are_named(run, quick, tmp_path, capl
     quick.init_from, quick.keep_head, quick.total_steps, quick.warmup_steps = str(workdir), True, 0, 0
     quick.model.position = "learned"
     quick.data.preprocess = quick.evals.test.preprocess = "resize({resolution})|value_range(0,1)"
-    words = "its preprocessing ends with value_range(-1,1), that of this run with value_range(0,1)"
+    words = "its preprocessing ends with value_range(-1,1), but data.preprocess of this run with value_range(0,1)"
     with pytest.raises(UserError, match=re.escape(words)):
         train.train(quick, tmp_path / "kept")
     quick.keep_head = False
     train.train(quick, tmp_path / "adapted")
-    assert words in caplog.text and "to keep that of the weights, end data.preprocess" in caplog.text
+    assert words in caplog.text and "to use the range of the weights, end data.preprocess" in caplog.text
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     kind, folder = parse_source(args.source)
     if kind not in DESCRIBED:
         names = " and ".join(f"{one}:FOLDER" for one in DESCRIBED)
-        raise UserError(f"cannot describe {args.source}: only {names} have a file that states their lengths")
+        raise UserError(f"cannot describe {args.source}: only {names} can be described")
     for flag, value in (("num-classes", args.num_classes), ("max-labels", args.max_labels)):
         if value is not None and value < 1:
             raise UserError(f"--{flag}={value} must be at least 1")

@@ -88,7 +88,7 @@ def evaluate_model(
     if is_run(path):
         loaded = open_run(path, best, fsdp, source)
     elif best or split:
-        raise UserError(f"{path} is not the folder of a run; --best and --split are for runs.")
+        raise UserError(f"{path} is not the folder of a run; leave out --best and --split, which only runs have.")
     else:
         loaded = open_weights(path, fsdp, source)
     config, program = loaded.config, loaded.program

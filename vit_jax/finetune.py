@@ -100,7 +100,7 @@ def parse_request(argv: list[str]) -> Request:
     """
     given = {flag: word.removeprefix(flag) for word in argv[1:] for flag in FLAGS if word.startswith(flag)}
     if "--table=" not in given or "--config=" not in given:
-        raise UserError("add --table=2, 5 or 6, and --config=configs/finetune.py:model=NAME.")
+        raise UserError("add --table=2, --table=5 or --table=6, and --config=configs/finetune.py:model=NAME.")
     table = choose("table", given["--table="], SEEDS)
     recipe = given["--config="]
     if {"dataset", "split"} & {pair.partition("=")[0] for pair in recipe.partition(":")[2].split(",")}:

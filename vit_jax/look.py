@@ -86,7 +86,7 @@ def examine(
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
         raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     if saliency and program.model.field("head") == "patches":
-        raise UserError(f"{checkpoint} predicts masked patches, not classes; leave out the saliency of a class.")
+        raise UserError(f"{checkpoint} predicts masked patches, not classes; leave out --saliency.")
     batch = analysis.observe.choose_batch(program, len(images)) if batch is None else rounded(batch)
     on_devices = jax.device_put(params, program.params_shardings)
     arrays = read_images(images, preprocess)

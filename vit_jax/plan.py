@@ -82,7 +82,7 @@ def choose_faults(args: argparse.Namespace) -> Faults:
             `--measured` names does not show how long a restart takes.
     """
     if (args.failures is not None or args.measured) and (args.inference or not args.topology):
-        raise UserError("--failures and --measured are of a training run on a --topology; omit them here.")
+        raise UserError("--failures and --measured need a training run on TPUs: add --topology, and omit --inference.")
     faults = ASSUMED_FAULTS
     if args.failures is not None:
         if not 0 < args.failures < math.inf:
@@ -116,10 +116,10 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
     one = len(requests) == 1 and args.topology and parse_topology(args.topology).chips == 1
     if not args.inference or args.fit or not one:
         raise UserError(
-            "--sizes, --models and --picture need --inference and one chip, as in --topology=v5e:1x1; omit --fit."
+            "--sizes, --models and --picture need --inference and one chip, as in --topology=v5e:1x1, without --fit."
         )
     if args.html:
-        raise UserError("--html does not show --sizes and --models; write a --picture of them.")
+        raise UserError("--html does not show --sizes and --models; write --picture=FILE instead.")
     words = args.sizes.split(",") if args.sizes else []
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UserError(f"cannot parse --sizes={args.sizes}; write pixels, as in --sizes=64,224.")

@@ -46,7 +46,10 @@ def iterate_predictions(checkpoint: str | Path, images: Images, top: int = 5, ba
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
         raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     refuse(
-        (not model.field("num_classes"), f"{checkpoint} has no head, so it predicts no classes."),
+        (
+            not model.field("num_classes"),
+            f"{checkpoint} has no head, so it predicts no classes; fine-tune it with --config.init_from first.",
+        ),
         (
             model.field("head") == "patches",
             f"{checkpoint} predicts masked patches, not classes; fine-tune it with --config.init_from first.",

@@ -35,7 +35,7 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in content.splitlines()]
     except ValueError as error:
         raise UserError(
-            f"cannot read {path}: a line is not JSON; write it by vit_jax.evaluate WORKDIR --json."
+            f"cannot read {path}: a line is not JSON; write it with python -m vit_jax.evaluate WORKDIR --json > {path}."
         ) from error
     return rows
 

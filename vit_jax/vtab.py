@@ -183,7 +183,7 @@ def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
     if unknown := [word for word in words if not word.startswith("--config.")]:
         raise UserError(f"unexpected {unknown[0]!r}; fields of the recipe are written --config.KEY=VALUE.")
     if args.frozen and (words or args.rates != parser.get_default("rates")):
-        raise UserError("--rates and --config.KEY=VALUE are of fine-tuning; leave them out with --frozen.")
+        raise UserError("--rates and --config.KEY=VALUE are for fine-tuning; leave them out with --frozen.")
     if args.data_dir and not args.frozen:
         words.append(f"--config.data.data_dir={args.data_dir}")
     return args, words

@@ -171,8 +171,8 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (change(records=5), "00001-of-00003.array_record has 4 records, but 5 are stated; copy or"),
-        (change(bytes=5), r"00001-of-00003.array_record has \d+ bytes, but 5 are stated"),
+        (change(records=5), "00001-of-00003.array_record has 4 records, but its data set states 5; copy or"),
+        (change(bytes=5), r"00001-of-00003.array_record has \d+ bytes, but its data set states 5"),
         (change(name="train-00007-of-00003.array_record"), "1 missing: train-00007-of-00003"),
         (change(records="five"), r"info.json: splits.train\[1\].records must be a whole number, not \"five\""),
         (lambda path: (path.parent / "info.json").write_text("{"), "cannot read .*info.json: JSONDecodeError"),
@@ -216,7 +216,7 @@ def test_every_field_of_an_info_is_checked(tmp_path, fields, sentence):
 
 def test_other_wrong_sources(tmp_path):
     where = write_set(tmp_path / "set", SINGLE, version=2)
-    with pytest.raises(UserError, match=r"info.json has version 2, but this program reads version 1"):
+    with pytest.raises(UserError, match=r"info.json has version 2, but this vit_jax reads version 1"):
         open_source(where, "train")
     with pytest.raises(UserError, match=r"unknown split .* 'test'; choose from train"):
         open_source(write_set(tmp_path / "again", SINGLE), "test")

@@ -62,11 +62,11 @@ def test_what_is_described_is_what_was_packed(place, tmp_path, capsys):
     assert "info.json: there already, unchanged; 11 images" in capsys.readouterr().out and info_of(place) == written
     for words in (["--num-classes=5"], ["--num-classes=4", "--max-labels=2"]):
         with pytest.raises(
-            UserError, match=r"info.json states other shards, num_classes or max_labels; remove it, and"
+            UserError, match=r"info.json does not agree with the shards, --num-classes or --max-labels; to count"
         ):
             run(place, *words)
     filesystem.write_bytes(f"{place}/val-00000-of-00001.array_record", b"more")
-    with pytest.raises(UserError, match=r"info.json states other shards"):
+    with pytest.raises(UserError, match=r"info.json does not agree with the shards"):
         run(place)
     assert info_of(place) == written
 
@@ -164,9 +164,7 @@ def test_remote_shards_that_are_not_counted_and_exceed_the_cache_name_the_comman
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str((size - 1) / 1e9))
     wanted = SourceConfig("array_record:memory://b/set", num_classes=4)
     command = r"python -m vit_jax.describe array_record:memory://b/set --num-classes=N$"
-    with pytest.raises(
-        UserError, match=rf"split train in memory://b/set are not counted, since .*; count .* {command}"
-    ):
+    with pytest.raises(UserError, match=rf"split train of memory://b/set is not known, since .*; count .* {command}"):
         open_split(wanted, "train", streams=True)
     assert not copied
     run("memory://b/set")

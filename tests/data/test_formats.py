@@ -123,12 +123,12 @@ def test_a_damaged_tfrecord_is_named_with_its_place(here):
     with pytest.raises(DecodeError, match=rf"cannot read record 0 of {path}: its checksum, at byte {first + 12} of"):
         damage(40)[0]
     assert len(examples(open_split(config, "train[1:]"))) == TRAIN - 1  # the others are read
-    with pytest.raises(UserError, match=rf"read {path}: the checksum of a length, at byte {first + 24}, fails: it is"):
+    with pytest.raises(UserError, match=rf"read {path}: it is damaged or .* \(the checksum at byte {first + 24} is"):
         damage(first + 17)[0]
-    with pytest.raises(UserError, match=rf"{path} is truncated: a record at byte \d+ exceeds its 3000 bytes; copy or"):
+    with pytest.raises(UserError, match=rf"{path} is truncated: the record at byte \d+ .* 3000 bytes of the file"):
         damage(2999, 3000)[0]
     path.write_bytes(content + content)
-    with pytest.raises(UserError, match=rf"{path} has 14 records, but 7 are stated; copy or pack it again"):
+    with pytest.raises(UserError, match=rf"{path} has 14 records, but its data set states 7; copy or pack it again"):
         open_split(config, "train")[0]
     path.write_bytes(b"")
     with pytest.raises(UserError, match=r"has 0 records, but 7 are stated"):

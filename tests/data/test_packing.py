@@ -335,7 +335,7 @@ def test_unreadable_images(photos, tmp_path):
     [
         (["digits", "gs://bucket/x"], "cannot pack into gs://bucket/x: pack into a local folder"),
         (["digits", "/proc/x"], "cannot write /proc/x"),
-        (["synthetic", "x"], "unknown data source that has a list of splits 'synthetic'"),
+        (["synthetic", "x"], "the data source synthetic has no list of splits; choose from array_record"),
         (["digits", "x", "--splits=train,val"], "unknown split 'val'"),
         (["digits", "x", "--splits=train[:50%]"], r"cannot pack train\[:50%\]: only whole splits can be packed"),
         (["digits", "x", "--splits=test,train+test"], r"cannot pack train\+test: only whole splits can be packed"),

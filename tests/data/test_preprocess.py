@@ -163,7 +163,7 @@ def test_shapes(pipe, shape):
         ("resize(3)|reflect_pad(1.5)|value_range(0,1)", "pixels must be a whole number, not 1.5"),
         (
             "resize(3)|reflect_pad(3)|value_range(0,1)",
-            r"reflect_pad\(3\) mirrors more pixels than an image",
+            r"reflect_pad\(3\) needs images of more than 3 pixels on each side",
         ),
         ("torch_random_resized_crop(3,method='area')|value_range(0,1)", "method must be 'bilinear' or 'bicubic' or"),
         ("resize(3)|value_range(1,0)", "low must be less than high"),

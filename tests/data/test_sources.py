@@ -343,7 +343,7 @@ def test_the_fingerprint_of_an_npz_file_is_of_its_contents(tmp_path):
         ({"train_images": np.zeros((4, 5, 7), np.uint8)}, "train", r"height, width, 3\], not uint8 \[4, 5, 7\]"),
         ({"train_images": np.zeros((4, 5, 7, 3))}, "train", "must be uint8 .*, not float64"),
         ({"train_images": np.array(["a", None])}, "train", "cannot read .*few.npz: Object arrays cannot be loaded"),
-        ({"class_names": np.array(["a", "b"])}, "train", "has the label 2, but 2 names in class_names"),
+        ({"class_names": np.array(["a", "b"])}, "train", "has the label 2, but only 2 names in class_names"),
     ],
 )
 def test_wrong_npz_files(tmp_path, arrays, split, sentence):
@@ -470,11 +470,11 @@ def test_complete_fills_in_what_the_data_tells():
         ({"evals.test.preprocess": "resize(8)"}, "in evals.test: .*must contain value_range exactly once"),
         (
             {"evals.test.preprocess": "resize(9)|value_range(-1,1)"},
-            r"gives images of \(9, 9, 3\), but data.prep",
+            r"gives images of \(9, 9, 3\), but the model needs \(8, 8, 3\)",
         ),
         (
             {"data.preprocess": "resize(8)|value_range(0,1)"},
-            r"evals.test.preprocess ends with value_range\(-1,1\), but the model's images with value_range\(0,1\); set",
+            r"evals.test.preprocess ends with value_range\(-1,1\), but the model needs value_range\(0,1\); make",
         ),
     ],
 )

@@ -279,6 +279,6 @@ def test_what_cannot_be_streamed_is_refused_in_a_sentence(shards, monkeypatch):
             data.complete_config(config_of(where, order="stream", **fields))
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str(0.5 * sum(shard_bytes(shards)) / 1e9))
     with pytest.raises(
-        UserError, match=r"readers=8 with data\.window=4 shards each needs about \S+ GB in the cache .* \(1 needs \S+\)"
+        UserError, match=r"readers=8 with data\.window=4 needs about \S+ GB of cache .* \(data\.readers=1 needs"
     ):
         data.complete_config(config_of(shards, order="stream", readers=8))

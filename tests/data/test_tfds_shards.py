@@ -121,11 +121,11 @@ def test_damage_is_named(tmp_path):
         source[0]
     path = tmp_path / "tiny" / "1.2.3" / "dataset_info.json"
     path.write_text(path.read_text().replace('"shardLengths": ["3", "3", "3"]', '"shardLengths": ["3", "4", "3"]'))
-    with pytest.raises(UserError, match=r"-00001-of-00003 has 3 records, but 4 are stated; copy or"):
+    with pytest.raises(UserError, match=r"-00001-of-00003 has 3 records, but its data set states 4; copy or"):
         opened(tmp_path)[5]
     source = opened(tmp_path)
     cut(shards[2])
-    with pytest.raises(UserError, match=r"-00002-of-00003 has \d+ bytes, but \d+ are stated; copy or"):
+    with pytest.raises(UserError, match=r"-00002-of-00003 has \d+ bytes, but its data set states \d+; copy or"):
         source[8]
     shards[2].unlink()
     with pytest.raises(

@@ -114,13 +114,13 @@ def test_a_folder_is_described_once(place, request, capsys, monkeypatch):
     folder = f"{request.getfixturevalue(place)}/webdataset"
     published = json.loads(filesystem.read_bytes(f"{folder}/_info.json"))
     words = ["vit_jax.describe", f"webdataset:{folder}", "--num-classes=3"]
-    with pytest.raises(UserError, match=r"_info.json is there already; remove it, and the same command counts again"):
+    with pytest.raises(UserError, match=r"_info.json exists already; to count again, remove it and repeat the command"):
         describe.main(words)
     request.getfixturevalue("here")
     if place == "there":
         filesystem.remove_files(folder, ["_info.json"])
         monkeypatch.setenv("VIT_JAX_CACHE_GB", "1e-5")
-        with pytest.raises(UserError, match=r"since there is no _info.json .* webdataset:mem.*webdataset -"):
+        with pytest.raises(UserError, match=r"since no _info.json is .* webdataset:mem.*webdataset -"):
             open_split(SourceConfig(f"webdataset:{folder}", num_classes=3), "train", streams=True)
         monkeypatch.setenv("VIT_JAX_CACHE_GB", "1")
     else:
@@ -224,7 +224,7 @@ def test_damaged_tars_are_named(tmp_path):
             opened(source)
     path.write_bytes(whole)
     (tmp_path / "_info.json").write_text('{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [5]}}}')
-    with pytest.raises(UserError, match=r"a.tar has 4 records, but 5 are stated; copy or pack it again"):
+    with pytest.raises(UserError, match=r"a.tar has 4 records, but its data set states 5; copy or pack it again"):
         opened(source)[0]
 
 
@@ -232,11 +232,11 @@ def test_damaged_tars_are_named(tmp_path):
     ("text", "sentence"),
     [
         ("{", "cannot read .*_info.json: JSONDecodeError"),
-        ("[]", "_info.json: it must be an object with an object splits"),
-        ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train must have lists filenames and shard_lengths"),
+        ("[]", "_info.json: it must be a JSON object whose field splits is an object"),
+        ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train must have the lists filenames and shard_len"),
         (
             '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [1.5]}}}',
-            "splits.train must have lists filenames and shard_lengths, one number a file",
+            "splits.train must have the lists filenames and shard_lengths, with one length for each file",
         ),
         (
             '{"splits": {"train": {"filenames": ["a.tar", "b.tar"], "shard_lengths": [1, 1]}}}',

@@ -94,14 +94,14 @@ def test_the_work_of_the_store_grows_as_the_hosts():
 
 
 def test_who_does_not_come_is_named(groups):
-    with pytest.raises(LostHosts, match=r"hosts that did not reach 'restore' within 0.3 s: 1, 3; the log of each"):
+    with pytest.raises(LostHosts, match=r"hosts did not reach 'restore' within 0.3 s: 1, 3; the log of each"):
         everywhere([lambda one=one: one.all_gather("restore", "x", 0.3) for one in groups if one.host in (0, 2)])
 
 
 def test_host_0_is_named_where_it_does_not_come(groups, monkeypatch):
     monkeypatch.setattr(coordination, "LATE", 0.1)
     monkeypatch.setattr(coordination, "WAIT", 0.05)
-    with pytest.raises(LostHosts, match=r"hosts that did not reach 'restore' within 0.1 s: 0;"):
+    with pytest.raises(LostHosts, match=r"hosts did not reach 'restore' within 0.1 s: 0;"):
         groups[2].all_gather("restore", "x", 0.1)
 
 
@@ -131,10 +131,10 @@ def test_what_fails_on_one_host_fails_on_all(groups, error, kind):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"MEGASCALE_SLICE_ID": None}, "set MEGASCALE_SLICE_ID too, or unset all MEGASCALE"),
-        ({"MEGASCALE_NUM_SLICES": None}, "set MEGASCALE_NUM_SLICES too"),
-        ({"MEGASCALE_SLICE_ID": "2"}, "set a slice ID below the number of slices too"),
-        ({"MEGASCALE_NUM_SLICES": "two"}, "settings are incomplete"),
+        ({"MEGASCALE_SLICE_ID": None}, "set MEGASCALE_SLICE_ID, or unset all variables MEGASCALE"),
+        ({"MEGASCALE_NUM_SLICES": None}, "set MEGASCALE_NUM_SLICES, or"),
+        ({"MEGASCALE_SLICE_ID": "2"}, "set a slice ID below the number of slices, or"),
+        ({"MEGASCALE_NUM_SLICES": "two"}, "are incomplete or wrong"),
     ],
 )
 def test_slices_that_are_half_declared(monkeypatch, change, words):

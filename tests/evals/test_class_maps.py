@@ -98,7 +98,7 @@ def test_classes_of_equal_names_are_compared_whatever_their_order():
 
 def test_names_that_several_classes_share_are_refused(tmp_path):
     cranes = ["cat", "crane", "dog", "crane"]
-    sentence = r"'crane' is the name of several classes of the {} \(1, 3\), so that names do not tell them apart"
+    sentence = r"'crane' is the name of several classes of the {} \(1, 3\), so names do not tell these apart"
     with pytest.raises(UserError, match=sentence.format("model")):
         read_class_map("names", model(cranes), data(["crane", "cat"]))
     with pytest.raises(UserError, match=sentence.format("data")):
@@ -132,9 +132,9 @@ def test_a_model_has_the_classes_of_imagenet_unless_it_says_otherwise():
         (
             model(["a", "b"]),
             data(["b", "a"]),
-            "is 'a', but class 0 of folder:x is 'b'; they share 2 of 2 names",
+            "is 'a', but class 0 of folder:x is 'b'; 2 of 2 names are shared",
         ),
-        (model(["a", "b"]), data(["x", "y"]), r"share 0 of 2 names. --evals=predictions:class_map=order compares"),
+        (model(["a", "b"]), data(["x", "y"]), r"0 of 2 names are shared. --evals=predictions:class_map=order ignores"),
         (IMAGENET, data(sorted(map(str, range(1000)))), "whose class 0 is 'n01440764'"),
     ],
 )

@@ -161,7 +161,7 @@ def test_features_must_be_finite():
 def test_what_no_probe_can_learn_from_is_refused():
     features = np.eye(3, dtype=np.float32)
     single, unknown = Examples(features, np.arange(3)), Examples(features, np.array([0, -1, 1]))
-    with pytest.raises(UserError, match=r"none can be held out to choose among 0\.1, 10; give one value"):
+    with pytest.raises(UserError, match=r"none can be held out to choose among 0\.1, 10; give l2 "):
         evaluate_probe(single, single, fit_logistic, [0.1, 10.0])
     with pytest.raises(UserError, match=r"1 of 3 test images have no label \(-1\)"):
         evaluate_probe(single, unknown, fit_logistic, [0.1])

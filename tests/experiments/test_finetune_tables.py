@@ -112,8 +112,8 @@ def test_the_paper_is_beside_its_weights():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ([], "add --table=2, 5 or 6, and --config="),
-        (["--table=5"], "add --table=2, 5 or 6, and --config="),
+        ([], "add --table=2, --table=5 or --table=6, and --config="),
+        (["--table=5"], "add --table=2, --table=5 or --table=6, and --config="),
         (["--table=3", "--config=c.py"], "unknown table '3'; choose from 2, 5, 6."),
         (["--table=5", "--config=c.py:dataset=cifar10"], "leave dataset= and split= out of --config;"),
         (["--table=5", "--config=c.py", "--datasets=cifar"], "unknown data set 'cifar'; did you mean 'cifar10'?"),

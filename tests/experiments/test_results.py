@@ -91,12 +91,12 @@ def test_a_record_has_what_was_run_and_what_came_of_it(tmp_path):
 
 def test_what_cannot_be_recorded(tmp_path):
     run = write_run(tmp_path / "run")
-    with pytest.raises(UserError, match="an evaluation is of step 5, but"):
+    with pytest.raises(UserError, match="an evaluation in --evaluations=FILE is of step 5, but"):
         make_record(str(run), "name", [{"step": 5, "knn/1nn": 0.1, "weights": "0", "evals": {}}])
     with pytest.raises(UserError, match="is at step 9 of 10; finish the run first"):
         make_record(str(write_run(tmp_path / "unfinished", last=9)), "name")
     (run / "history.json").unlink()
-    with pytest.raises(UserError, match=r"contains no history\.json: an earlier version trained it"):
+    with pytest.raises(UserError, match=r"contains no history\.json, since an earlier version of vit_jax trained"):
         make_record(str(run), "name")
     with pytest.raises(UserError, match=r"it contains no config\.json"):
         make_record(str(tmp_path), "name")

@@ -73,7 +73,7 @@ def test_records_are_drawn_as_their_runs(tmp_path):
     write_record(make_record(str(place), "worse/run"), tmp_path / "results")
     [stopped], _ = points(tmp_path / "results" / "worse", stop="test/accuracy")
     assert stopped.mean == 0.1
-    with pytest.raises(UserError, match="hold the last step alone: leave out --stop"):
+    with pytest.raises(UserError, match="contain only the last step; leave out --stop"):
         points(ROOT / "results" / "cifar10_data_size", stop="val/accuracy")  # of an earlier version
     (tmp_path / "results" / "list.json").write_text("[]")
     with pytest.raises(UserError, match="there is no run in"):
@@ -101,7 +101,7 @@ def test_accuracies_also_stand_against_the_speed_of_inference(tmp_path, capsys, 
         ("\n".join([rows[0], *rows]), "BiT-R14x1,ViT-mu/16,ViT-mu/8"),
     ):
         (tmp_path / "speeds.jsonl").write_text(text)
-        with pytest.raises(UserError, match=f"must have one speed of each model; .* --models={models} "):
+        with pytest.raises(UserError, match=f"must have one speed for each model; .* --models={models} "):
             sweep.main(words)
     with pytest.raises(UserError, match="cannot read absent"):
         sweep.main([*words[:3], "--against=total_steps", "--speeds=absent"])
@@ -135,7 +135,7 @@ def test_what_has_no_point_is_left_out(tmp_path, capsys):
     told = capsys.readouterr()
     assert json.loads(told.out)["name"] == "whole"
     assert "bert is not the folder of a run: its config.json is of another program." in told.err
-    assert "half is at step 3 of 20." in told.err and "is not the folder of a run: its compute is unkn" in told.err
+    assert "half is at step 3 of 20." in told.err and "published is unknown, since ViT-B/16-imag" in told.err
 
 
 @pytest.mark.parametrize(

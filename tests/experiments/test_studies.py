@@ -106,7 +106,7 @@ def test_a_grid_is_run_by_its_names(tmp_path):
     assert (found[-1].config.base_lr, found[-1].config.model.pooling, found[-1].config.seed) == (2.4e-3, "gap", 1)
     assert "--config.base_lr=0.0024" in found[-1].words
     for more, sentence in (
-        ("--only=max/*", r"no point of the grid is like max/\*; choose from token/0.0003, .*, gap/0.0024\."),
+        ("--only=max/*", r"no point of the grid matches --only=max/\*; choose from token/0.0003, .*, gap/0.0024\."),
         (
             "--config.base_lr=0.1",
             "base_lr is a field of the recipe's grid; leave it out, or choose points with --only=",

@@ -180,7 +180,7 @@ def test_frozen_features(place, capsys, monkeypatch):
         (["--tasks=pet"], "unknown VTAB task 'pet'; did you mean 'pets'?"),
         (["--tasks=dtd"], "none of the data sets is here; prepare one with its command above."),
         (["--rate=1", "--batch=8"], "unexpected '--batch=8'; fields of the recipe are written --config.KEY=VALUE."),
-        (["--frozen=probe", "--config.batch=8"], "--rates and --config.KEY=VALUE are of fine-tuning"),
+        (["--frozen=probe", "--config.batch=8"], "--rates and --config.KEY=VALUE are for fine-tuning"),
     ],
 )
 def test_mistakes(tmp_path, words, sentence):

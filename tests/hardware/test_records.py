@@ -60,7 +60,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
 def test_a_record_of_other_devices_or_code_is_refused(tmp_path):
     path = tmp_path / "here.json"
     write_record(RECORD, str(path))
-    with pytest.raises(UserError, match=r"here.json was measured with another mesh, source; choose another --name"):
+    with pytest.raises(UserError, match=r"here.json was measured with other values of mesh, source; choose another"):
         open_record("here", str(path), KEY | {"mesh": {"data": 4}, "source": "abd"})
     for damage in ("{", "[]", '{"name": "x"}', json.dumps(RECORD.to_json() | {"sections": {"a": {"rows": [1]}}})):
         path.write_text(damage)

@@ -72,7 +72,7 @@ def test_the_first_start_chooses_and_later_measurements_only_advise(tiny, tmp_pa
     remember_times(KIND, [time_of(tiny)])
     first = settle_attention(keep_choices(tiny, place), place, SINGLE_HOST)
     assert (tiny.model.attention, first.model.attention) == ("auto", "tokens_first")
-    assert caplog.messages == [f"{FOUND}this run uses that, model.attention=tokens_first."]
+    assert caplog.messages == [f"{FOUND}this run uses the plain form, model.attention=tokens_first."]
     save_config(first, tmp_path / "config.json")
     remember_times(KIND, [])  # the plain form is not slower any more: the run goes on with it
     assert settle_attention(keep_choices(tiny, place), place, SINGLE_HOST).model.attention == "tokens_first"
@@ -80,7 +80,7 @@ def test_the_first_start_chooses_and_later_measurements_only_advise(tiny, tmp_pa
     save_config(tiny, tmp_path / "config.json")  # of a run that began before anything was measured
     remember_times(KIND, [time_of(tiny)])
     assert settle_attention(keep_choices(tiny, place), place, SINGLE_HOST).model.attention == "auto"
-    advice = "this run goes on with it; --config.model.attention=tokens_first replaces it."
+    advice = "this run keeps its attention; --config.model.attention=tokens_first sets the plain form."
     assert caplog.messages[1:] == [FOUND + advice]
     tiny.model.attention = "heads_first"  # whoever asks for a form gets it
     assert keep_choices(tiny, place).model.attention == "heads_first"

@@ -182,7 +182,7 @@ def test_what_a_killed_process_left_goes(own_cache):
 def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, monkeypatch):
     bucket(x=b"1")
     monkeypatch.setattr(filesystem, "download", raising(OSError(28, "No space left on device")))
-    with pytest.raises(UserError, match=f"cannot write to {own_cache}: No space left on device; VIT_JAX_CACHE may"):
+    with pytest.raises(UserError, match=f"cannot write to {own_cache}: No space left on device; set VIT_JAX_CACHE"):
         filesystem.local_copy("memory://b/x")
     (tmp_path / "file").touch()
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "file"))

@@ -70,7 +70,7 @@ def test_hard_targets_are_the_best_classes_and_a_second_head_learns_them_alone()
         ({"task.temperature": 2.0, "task.kind": "masked_patches"}, "task.temperature needs --config.task.kind=distill"),
         (
             {"task.kind": "distill", "task.teacher": "a", "task.teacher_targets": "hard", "task.temperature": 2.0},
-            "task.temperature is only for soft targets",
+            "task.temperature changes only soft targets",
         ),
         ({"task.kind": "distill", "task.teacher": "a", "task.teacher_weight": 1.5}, "must be at least 0 and at most 1"),
     ],
@@ -98,8 +98,8 @@ def taught(config, devices=1, **fields):
     ("fields", "message"),
     [
         ({"num_classes": 7}, "has 7 classes, but the data have 10"),
-        ({"num_classes": 0}, "has no classes of images"),
-        ({"head": "patches", "num_classes": 3}, "has no classes of images"),
+        ({"num_classes": 0}, "does not classify images"),
+        ({"head": "patches", "num_classes": 3}, "does not classify images"),
     ],
 )
 def test_teachers_that_cannot_teach(tiny, fields, message):

@@ -70,7 +70,8 @@ def parse_plan(text: bytes, path: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, IndexError):
         is_plan = False
     if not is_plan:
-        raise UserError(f"cannot read {path}: write it by `python -m vit_jax.plan ... --json > {path}`.")
+        command = f"python -m vit_jax.plan --config=FILE --topology=SLICE --json > {path}"
+        raise UserError(f"{path} is not a plan; delete it, or write it with {command}.")
     return plan
 
 

@@ -51,7 +51,7 @@ def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
         arrays = dict(file)
     wanted = {"pairs", "names", "images", "pixels", "labels", "predictions", "confidences", "step"}
     if not wanted <= arrays.keys() or not is_consistent(arrays):
-        raise UserError(f"{name} is not a file of vit_jax.evaluate --save=mistakes; remove it.")
+        raise UserError(f"{name} was not written by vit_jax.evaluate --save=mistakes; remove it.")
     return arrays
 
 

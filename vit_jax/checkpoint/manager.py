@@ -110,8 +110,8 @@ class Checkpoints:
         arrays, nonfinite = describe_arrays(state)
         if nonfinite:
             raise NonFiniteLoss(
-                f"after step {step} the state is not finite in {list_names(nonfinite)}; it was not saved, and "
-                f"{self._describe_latest()}."
+                f"after step {step} the state has infinite or NaN values in {list_names(nonfinite)} and was not saved; "
+                f"{self._describe_latest()}. Lower base_lr, or set grad_norm_clip."
             )
         self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.measured[step] = retention.from_json(self._manifest)

@@ -45,8 +45,8 @@ def check_config(config: ConfigDict) -> None:
         ),
         (
             (adapts or freezes) and config.optim.name == "schedule_free_adamw",
-            "schedule_free_adamw averages all parameters: set optim.frozen_blocks and adapt.rank to 0, or choose "
-            "another optimizer; optim.lr_multipliers freezes by name.",
+            "optim.name=schedule_free_adamw needs optim.frozen_blocks=0 and adapt.rank=0, since it averages all "
+            "parameters; freeze parameters with optim.lr_multipliers instead, or choose another optim.name.",
         ),
         (
             flat["total_steps"] is None and flat["total_epochs"] is None,
@@ -69,7 +69,8 @@ def _check_teacher(config: ConfigDict) -> None:
             ),
             (
                 task.teacher_targets == "hard" and task.temperature != 1,
-                "task.temperature is only for soft targets; set it to 1, or task.teacher_targets to soft.",
+                "task.temperature changes only soft targets; set --config.task.temperature=1, or "
+                "--config.task.teacher_targets=soft.",
             ),
         )
         return
@@ -89,9 +90,10 @@ def check_evaluations(config: ConfigDict) -> None:
     for name, eval_config in config.evals.items():
         known = eval_fields(eval_config.kind)
         for field in eval_config:
-            choose(f"field of evals.{name}, whose kind is {eval_config.kind},", field, known)
+            choose(f"field of evals.{name} (kind {eval_config.kind})", field, known)
         if missing := [field for field in known if field not in eval_config]:
-            raise UserError(f"evals.{name} lacks {', '.join(missing)}; configs/base.py has evaluation() to make one.")
+            advice = "evaluation() in configs/base.py makes an evaluation with all its fields"
+            raise UserError(f"evals.{name} lacks {', '.join(missing)}; {advice}.")
         for field, value in eval_config.items():
             _check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
 

@@ -60,8 +60,8 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
         if epochs:  # an epoch of few images would fill disk and log
             config.eval_every = max(config.eval_every, config.log_every)
     if config.warmup_steps > config.total_steps > 0:
-        excess = f"the warm-up of {config.warmup_steps} steps is longer than the run of {config.total_steps}"
-        raise UserError(f"{excess}; set --config.warmup_steps or --config.warmup_epochs.")
+        excess = f"the warm-up has {config.warmup_steps} steps, more than the {config.total_steps} of the run"
+        raise UserError(f"{excess}; lower --config.warmup_steps or --config.warmup_epochs.")
     return config.lock()
 
 

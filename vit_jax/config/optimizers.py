@@ -44,8 +44,8 @@ def check_optimizer(optim: ConfigDict) -> None:
         if optim[field] is not None and field not in OPTIMIZERS[optim.name]:
             owners = ", ".join(name for name, fields in OPTIMIZERS.items() if field in fields)
             raise UserError(
-                f"optim.{field}={optim[field]} is a field of {owners}, and {optim.name} has none; leave it out, or "
-                f"unset it with --config.optim.{field}=None."
+                f"optim.{field}={optim[field]} is not used by optim.name={optim.name}, only by {owners}; leave it out "
+                f"or, if the recipe sets it, add --config.optim.{field}=None."
             )
     refuse(
         (
@@ -55,15 +55,15 @@ def check_optimizer(optim: ConfigDict) -> None:
         ),
         (
             optim.name == "schedule_free_adamw" and optim.ema_decay,
-            "schedule_free_adamw evaluates an average of its own; set --config.optim.ema_decay=0.",
+            "schedule_free_adamw already averages the parameters that are evaluated; set --config.optim.ema_decay=0.",
         ),
         (
             optim.name == "schedule_free_adamw" and optim.beta1 == 0,
-            "schedule_free_adamw divides by optim.beta1; choose one above 0, such as 0.9.",
+            "schedule_free_adamw divides by optim.beta1, which must be above 0; set --config.optim.beta1=0.9.",
         ),
         (
             not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None),
-            "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho; set it above 0, or leave them out.",
+            "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho above 0; set optim.sam_rho, or leave both out.",
         ),
         (
             (optim.sam_rho_min or 0) > optim.sam_rho,

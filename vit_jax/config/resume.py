@@ -87,7 +87,8 @@ def check_data(saved: dict[str, Any], now: dict[str, Any], accepts: bool, locati
     if lines and not (accepts and acceptable):
         hint = ACCEPT if acceptable else ""
         changes = "; ".join(lines.values())
-        raise UserError(f"{location} was trained on other data ({changes}); choose a new --workdir{hint}.")
+        was = f"the run in {location} was trained on other data ({changes})"
+        raise UserError(f"{was}; choose a new --workdir{hint}.")
     return list(lines.values())
 
 

@@ -50,7 +50,8 @@ def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
         indices = sharding.addressable_devices_indices_map((batch,))
     except ValueError:
         parts = len(sharding.device_set)
-        raise UserError(f"a batch of {batch} cannot be split evenly over {parts} devices") from None
+        unequal = f"a batch of {batch} cannot be split evenly over {parts} devices"
+        raise UserError(f"{unequal}; choose a multiple of {parts}") from None
     return np.unique(np.concatenate([np.arange(batch, dtype=np.int64)[index] for index in indices.values()]))
 
 

@@ -67,8 +67,8 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
         return Order({"order": order}, note=ONE_BY_ONE if shards is None and in_bucket else "")
     if config.data.repeats > 1:
         raise UserError(
-            f"data.repeats={config.data.repeats} is not for streamed images: set --config.data.order=global, for which "
-            "the cache must hold all shards, or --config.data.repeats=1."
+            f"data.repeats={config.data.repeats} needs data.order=global, but the images of this run are streamed; set "
+            "--config.data.repeats=1, or --config.data.order=global, which needs a cache that holds all shards."
         )
     if shards is None:
         raise UserError(
@@ -97,9 +97,9 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
     if needs[readers] > room:
         needed, least = (round_up(need / 1e9, 3) for need in (needs[readers], min(needs.values())))
         raise UserError(
-            f"data.readers={readers} with data.window={window} shards each needs about {needed} GB in the cache of "
-            f"each host, whose limit is {room / 1e9:.3g}; set VIT_JAX_CACHE_GB={needed} or more, fewer readers (1 "
-            f"needs {least}) or a smaller window."
+            f"data.readers={readers} with data.window={window} needs about {needed} GB of cache on each host, but the "
+            f"cache may hold {room / 1e9:.3g} GB; set VIT_JAX_CACHE_GB={needed} or more, or lower data.readers "
+            f"(data.readers=1 needs {least} GB) or data.window."
         )
     fewer = {one: stream_need(source, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
     disk = f", {describe_need(fewer)}" if needs[readers] else ""

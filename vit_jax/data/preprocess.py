@@ -307,5 +307,6 @@ def _padded(size: KnownSize, pixels: int) -> KnownSize:
     if size is None:
         return None
     if min(size if isinstance(size, tuple) else (size,)) <= pixels:
-        raise UserError(f"reflect_pad({pixels}) mirrors more pixels than an image of {size} has; pad by fewer.")
+        few = f"reflect_pad({pixels}) needs images of more than {pixels} pixels on each side, not {size}"
+        raise UserError(f"{few}; pad by fewer pixels.")
     return (size[0] + 2 * pixels, size[1] + 2 * pixels) if isinstance(size, tuple) else size + 2 * pixels

@@ -270,13 +270,14 @@ def eval_preprocessor(
         raise UserError(f"in evals.{name}: {error}") from None
     if preprocess.shape != shape:
         raise UserError(
-            f"evals.{name}.preprocess gives images of {preprocess.shape}, but data.preprocess gives {shape}"
+            f"evals.{name}.preprocess gives images of {preprocess.shape}, but the model needs {shape}; change the "
+            f"sizes in evals.{name}.preprocess"
         )
     if values not in (None, preprocess.value_range):
         found, wanted = (f"value_range({low:g},{high:g})" for low, high in (preprocess.value_range, values))
         raise UserError(
-            f"evals.{name}.preprocess ends with {found}, but the model's images with {wanted}; set "
-            f"evals.{name}.preprocess to a pipe that ends with {wanted}."
+            f"evals.{name}.preprocess ends with {found}, but the model needs {wanted}; make {wanted} the last op of "
+            f"evals.{name}.preprocess."
         )
     return preprocess
 
@@ -284,7 +285,8 @@ def eval_preprocessor(
 def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
     """Returns `found`; raises UserError if the config states another number for the field."""
     if stated is not None and stated != found:
-        raise UserError(f"data.{field} is {stated}, but {where} has {'none' if found is None else found}")
+        differs = f"data.{field} is {stated}, but {where} has {'none' if found is None else found}"
+        raise UserError(f"{differs}; leave out data.{field}, which is taken from the data")
     return found
 
 
@@ -314,7 +316,8 @@ def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sour
         )
     differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
     if has_classes_of_head(eval_config) and differ:
-        raise UserError(f"the classes of evals.{name}.split={eval_config.split} differ from those of training")
+        other = f"evals.{name}.split={eval_config.split} has other classes than the training data, or another order"
+        raise UserError(f"{other}; choose other data, or evaluate the features, with the kind fewshot or knn")
     return eval_sources
 
 
@@ -333,7 +336,7 @@ def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sou
             raise
         [whole] = error.existing
         fields = f"train_split={whole}[:70%],split={whole}[70%:]"
-        raise UserError(f"{error} To learn from a part of it and be tested on the rest, set {fields}") from None
+        raise UserError(f"{error} To learn from a part of {whole} and test on the rest, set {fields}") from None
 
 
 def eval_batch_size(config: ConfigDict) -> int:

@@ -91,7 +91,7 @@ class ShardFetcher(Generic[OrderT]):
         except Exception as error:
             if "interpreter shutdown" not in str(error):  # raised in a copy that begins as the process ends
                 logging.getLogger(__name__).warning(
-                    "shards are from now on copied when they are needed, not ahead, so steps may wait; the cause:",
+                    "shards can no longer be copied ahead, only when they are needed, so steps may wait; the cause:",
                     exc_info=True,
                 )
         finally:

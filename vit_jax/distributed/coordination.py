@@ -98,8 +98,8 @@ class ProcessGroup:
         if collected is None or collected["missing"]:
             missing = ", ".join(map(str, collected["missing"])) if collected else "0"
             raise LostHosts(
-                f"hosts that did not reach {topic!r} within {limit:g} s: {missing}; the log of each shows where it "
-                "stopped."
+                f"these hosts did not reach {topic!r} within {limit:g} s: {missing}; the log of each host shows where "
+                "it stopped."
             )
         return [json.loads(collected["texts"][number]) for number in collected["numbers"]]
 
@@ -215,5 +215,6 @@ def _check_slices() -> None:
     if not complete:
         missing = ", ".join(name for name in names if name not in settings) or "a slice ID below the number of slices"
         raise UserError(
-            f"the multi-slice settings are incomplete: {declared}; set {missing} too, or unset all MEGASCALE variables."
+            f"the environment variables for several slices are incomplete or wrong ({declared}); set {missing}, or "
+            "unset all variables MEGASCALE_*."
         )

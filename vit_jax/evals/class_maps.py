@@ -141,8 +141,8 @@ def _check_unique(needed: Set[str], **named: Names) -> None:
             classes = [str(number) for number, one in enumerate(names) if one == repeated[0]]
             raise UserError(
                 f"{printable(repeated[0], 50)!r} is the name of several classes of the {whose} "
-                f"({', '.join(classes)}), so that names do not tell them apart; use a class map of WordNet ids, or "
-                "class_map=order if both have the same classes in the same order."
+                f"({', '.join(classes)}), so names do not tell these apart; use a class map of WordNet ids or, if the "
+                "model and the data have the same classes in the same order, class_map=order."
             )
 
 
@@ -181,11 +181,11 @@ def check_names(model: Model, source: Source, evaluation: str, where: str) -> No
         return
     first = next(index for index, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1])
     common = len(set(own) & set(other))
-    by_name = "--evals=predictions:class_map=names compares the classes of equal names; " if common else ""
+    by_name = "--evals=predictions:class_map=names evaluates only these classes; " if common else ""
     raise UserError(
         f"{evaluation} evaluates the model's head, whose class {first} is {printable(own[first], 50)!r}, but class "
-        f"{first} of {where} is {printable(other[first], 50)!r}; they share {common:,} of {len(own):,} names. {by_name}"
-        "--evals=predictions:class_map=order compares class by class in their order and ignores the names."
+        f"{first} of {where} is {printable(other[first], 50)!r}; {common:,} of {len(own):,} names are shared. {by_name}"
+        "--evals=predictions:class_map=order ignores the names and compares the classes by number."
     )
 
 

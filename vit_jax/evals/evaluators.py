@@ -125,8 +125,9 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         return
     if wanted != program.task.kind:
         raise UserError(
-            f"evals.{name}, of the kind {eval_config.kind}, evaluates a head for the task {wanted}, but the model's is "
-            f"for {program.task.kind}; {', '.join(kinds_of_task(program.task.kind))} would do."
+            f"evals.{name} has the kind {eval_config.kind}, which evaluates a head for the task {wanted}, but the "
+            f"model's head is for {program.task.kind}; choose from the kinds "
+            f"{', '.join(kinds_of_task(program.task.kind))}."
         )
     if classes is None:
         return
@@ -134,8 +135,8 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
     if (in_order or eval_config.class_map == "order") and source.num_classes != classes:
         raise UserError(
             f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "
-            f"{source.num_classes:,}; fewshot and knn evaluate the features on any classes, and "
-            "predictions:class_map=names the classes that have the same names."
+            f"{source.num_classes:,}; evaluate the features (fewshot or knn), or only the classes that have the same "
+            "names (predictions:class_map=names)."
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)

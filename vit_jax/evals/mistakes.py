@@ -34,7 +34,7 @@ def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: P
     """
     logits, labels = counted.logits, counted.labels
     if labels.ndim > 1:
-        raise UserError("mistakes need one label an image.")
+        raise UserError("--save=mistakes needs data with one label per image.")
     predictions, confidences = logits.argmax(axis=1), scores.top_confidences(logits, loss)
     known = labels >= 0
     pairs, numbers = np.unique(np.stack([labels, predictions], axis=1)[known], axis=0, return_counts=True)

@@ -57,13 +57,14 @@ class OutputFiles:
 
         try:
             size = outputs.nbytes + labels.nbytes
-            cache.cached_folder(self._name(key), f"what the model gives for {len(labels):,} images", size, write)
+            cache.cached_folder(self._name(key), f"storing the outputs for {len(labels):,} images", size, write)
         except UserError as error:
             self._give_up(error)
 
     def _give_up(self, error: UserError) -> None:
         self._is_usable = False
-        logging.getLogger(__name__).warning("%s Nothing is kept for the next command.", f"{error}".rstrip(".") + ".")
+        words = "%s The outputs of the model are not kept for the next command."
+        logging.getLogger(__name__).warning(words, f"{error}".rstrip(".") + ".")
 
     def _name(self, key: str) -> str:
         return "outputs-" + hashlib.sha256(f"{self._digest} {key}".encode()).hexdigest()[:32]

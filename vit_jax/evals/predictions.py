@@ -60,7 +60,7 @@ def score_predictions(
     counted = map_predictions(eval_config, source, model, logits, labels)
     present = scores.has_label(counted.labels)
     if not present.any():
-        raise UserError("none of the images has a label of a class that counts; choose another split.")
+        raise UserError("no image has a label that is one of the scored classes; choose another split.")
     hits = scores.top_k_hits(counted.logits, counted.labels, 1)[present]
     confidences = scores.top_confidences(counted.logits[present], model.loss)
     metrics = {
@@ -91,7 +91,7 @@ def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label pred
         UserError: images have several labels.
     """
     if counted.labels.ndim > 1:
-        raise UserError("a confusion matrix needs one label an image.")
+        raise UserError("--save=confusion needs data with one label per image.")
     classes, predicted = counted.logits.shape[1], counted.logits.argmax(axis=1)
     if classes > MOST_CLASSES:
         return None, scores.format_cells(predicted, counted.labels, counted.names)
@@ -116,10 +116,10 @@ def map_predictions(
     names = model.class_names or source.class_names or [str(number) for number in range(logits.shape[1])]
     stated, mapped = (eval_config.labels, eval_config.class_map) if "labels" in eval_config else (None, None)
     if stated and mapped:
-        raise UserError("ReaL's labels are of ImageNet's classes; leave out class_map, or labels.")
+        raise UserError("labels (ReaL) and class_map cannot be combined; leave out one of them.")
     if stated:
         if logits.shape[1] != 1000 or model_wnids(model) is None:
-            raise UserError("ReaL's labels are for models with the 1,000 classes of ImageNet.")
+            raise UserError("ReaL's labels are for models with the 1,000 classes of ImageNet; leave out labels.")
         files = [source.example_name(index) for index in range(len(logits))]
         return Predictions(logits, select_labels(read_real_labels(stated), files), names)
     if mapped and mapped != "order":

@@ -78,8 +78,8 @@ def evaluate_probe(
         held_out = select_validation(labels, validation, seed)
         if not len(held_out):
             raise UserError(
-                "every class has a single training example, so that none can be held out to choose among "
-                f"{', '.join(f'{one:g}' for one in settings)}; give one value."
+                "every class has a single training example, so none can be held out to choose among "
+                f"{', '.join(f'{one:g}' for one in settings)}; give l2 (or rates, of probe_sgd) a single value."
             )
         rows = np.setdiff1d(np.arange(len(labels)), held_out)
         heads = fit(features, labels, rows, settings)

@@ -40,7 +40,8 @@ def choose_evaluations(
             evaluation has no data or does not suit the model.
     """
     if split is not None and requests:
-        raise UserError("write the split in --evals, for example --evals='test:split=test[:10%]'.")
+        combined = "--split cannot be combined with --evals"
+        raise UserError(f"{combined}; write the split in --evals, for example --evals='test:split=test[:10%]'.")
     known = config.data.preprocess if len(config.evals) else preprocess  # a run trains as its configuration says
     values = None if known is None else data.value_range_of(known)
     if split is not None:
@@ -51,10 +52,12 @@ def choose_evaluations(
             config.evals = request_evaluations(requests, dict(config.evals.items()), pipe)
     if not len(config.evals):
         raise UserError(
-            "only a run has evaluations of its own; say which, for example --evals=fewshot:source=tfds:cifar10."
+            "weights that are not a run have no evaluations of their own; add one, for example "
+            "--evals=fewshot:source=tfds:cifar10."
         )
     if unset := [name for name in config.evals if not (config.evals[name].source or config.data.source)]:
-        raise UserError(f"say on which data, for example --evals={unset[0]}:source=tfds:cifar10.")
+        example = f"--evals={unset[0]}:source=tfds:cifar10"
+        raise UserError(f"the evaluation {unset[0]} has no data source; add one, for example {example}.")
     check_evaluations(config)
     for name in config.evals:
         data.eval_preprocessor(config, name, (*size, 3), values)
@@ -87,7 +90,7 @@ def request_evaluations(words: Sequence[str], own: Mapping[str, ConfigDict], pre
     for word in words:
         for name, requested in _request(word, own, preprocess):
             if name in evaluations:
-                raise UserError(f"two evaluations are called {name}; name one: --evals=NAME={word}.")
+                raise UserError(f"two evaluations are called {name}; give one another name: --evals=NAME={word}.")
             evaluations[name] = requested
     return evaluations
 

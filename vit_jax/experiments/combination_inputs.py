@@ -57,7 +57,7 @@ def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finish
     compared = [field for field in inputs if is_finished or field != "data.source"]
     if differ := [field for field in compared if begun.get(field, inputs[field]) != inputs[field]]:
         raise UserError(
-            f"{folder} contains a run from before the contents of {' and '.join(differ)} were replaced; choose another "
+            f"the contents of {' and '.join(differ)} were replaced after the run in {folder} began; choose another "
             "--workdir."
         )
 
@@ -90,5 +90,6 @@ def read_object(path: str, is_valid: Callable[[dict[str, Any]], bool] = lambda c
     except ValueError:
         content = None
     if not isinstance(content, dict) or not is_valid(content):
-        raise UserError(f"cannot read {path}: a sweep did not write it; remove it, or choose another --workdir.")
+        advice = "remove it, or choose another --workdir"
+        raise UserError(f"cannot read {path}: it is damaged or was not written by a sweep; {advice}.")
     return content

@@ -86,7 +86,8 @@ def _parse_points(argv: list[str], words: list[str], values_by_field: FieldValue
     points = {name: [f"--config.{key}={value}" for key, value in fields.items()] for name, fields in grid.items()}
     chosen = {name: flags for name, flags in points.items() if any(fnmatch.fnmatch(name, one) for one in patterns)}
     if patterns and not chosen:
-        raise UserError(f"no point of the grid is like {patterns[-1]}; choose from {', '.join(points) or 'none'}.")
+        names = ", ".join(points) or "none"
+        raise UserError(f"no point of the grid matches --only={patterns[-1]}; choose from {names}.")
     return (chosen if patterns else points) or {"": []}
 
 

@@ -99,7 +99,8 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     if step < config.total_steps or not metrics:
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
     if not run.processes:
-        raise UserError(f"{workdir} contains no history.json: an earlier version trained it; train it again.")
+        old = "an earlier version of vit_jax trained this run"
+        raise UserError(f"{workdir} contains no history.json, since {old}; train it again.")
     later: dict[str, dict[str, str]] = {}
     for row in evaluations or []:
         check_evaluation(row, workdir, step, config)
@@ -132,23 +133,28 @@ def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: Confi
         UserError: the evaluated weights are not those at the end of the run, or an evaluation has the name of one in
             `config.evals` but other images or another preprocessing.
     """
-    again = f"python -m vit_jax.evaluate {workdir} --json"
+    again = f"write it anew with python -m vit_jax.evaluate {workdir} --json > FILE"
     if not {"weights", "evals"} <= row.keys():
-        raise UserError(f"an evaluation does not state its weights: an earlier version wrote it; run {again}.")
+        old = "since an earlier version of vit_jax wrote it"
+        raise UserError(f"an evaluation in --evaluations=FILE does not state its weights, {old}; {again}.")
     if row.get("step") != step:
-        raise UserError(f"an evaluation is of step {row.get('step')}, but {workdir} ends at step {step}; run {again}.")
+        at_step = f"an evaluation in --evaluations=FILE is of step {row.get('step')}"
+        raise UserError(f"{at_step}, but {workdir} ends at step {step}; {again}.")
     last = checkpoint.find_checkpoint(checkpoint.local_workdir(workdir))
     if last is None or int(last.name) != step:
-        raise UserError(f"{workdir} has no checkpoint of step {step}, to which the evaluation could be compared.")
+        absent = f"{workdir} has no checkpoint of step {step}, by which --evaluations could be checked"
+        raise UserError(f"{absent}; leave out --evaluations.")
     if row["weights"] != interop.digest_weights(last):
-        raise UserError(f"an evaluation is of other weights than those of {workdir} at step {step}; run {again}.")
+        other = f"an evaluation in --evaluations=FILE is not of the weights of {workdir} at step {step}"
+        raise UserError(f"{other}; {again}.")
     own = without_folders(data.identify_evals(config))
     for name, evaluation in without_folders(row["evals"]).items():
         if changed := [field for field in own.get(name, ()) if own[name][field] != evaluation.get(field)]:
             found, wanted = ({field: one.get(field) for field in changed} for one in (evaluation, own[name]))
             raise UserError(
-                f"the evaluation {name} is of {_as_words(found)}, but the run's own is of {_as_words(wanted)}; give it "
-                f"another name, such as --evals=other={name}:FIELD=VALUE."
+                f"the evaluation {name} in --evaluations=FILE has {_as_words(found)}, but the evaluation {name} of the "
+                f"run has {_as_words(wanted)}; evaluate again under another name, as in "
+                f"--evals=other={name}:FIELD=VALUE."
             )
 
 

@@ -119,8 +119,8 @@ def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
     if missing or len(known) > len(speeds):
         models = ",".join(missing or sorted(speeds))
         raise UserError(
-            f"{file} must have one speed of each model; write it by vit_jax.plan --inference --sizes=224 "
-            f"--models={models} --topology=v5e:1x1 --json."
+            f"{file} must have one speed for each model; write it with python -m vit_jax.plan --inference --sizes=224 "
+            f"--models={models} --topology=v5e:1x1 --json > {file}."
         )
     return speeds
 
@@ -144,7 +144,7 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
         if not records:
             raise
         if request.stop and not all(record.curve for record in records.values()):
-            raise UserError(f"the records in {folder} hold the last step alone: leave out --stop.") from None
+            raise UserError(f"the records in {folder} contain only the last step; leave out --stop.") from None
         places = {str(path.with_suffix("")): record for path, record in records.items()}
         return {place: functools.partial(record.as_run, place) for place, record in places.items()}
 
@@ -212,7 +212,8 @@ def find_place(run: RunFolder, against: str) -> float:
     while start:
         if not filesystem.exists(filesystem.join_path(start, "config.json")):
             raise UserError(
-                f"{run.location} started from {start}, which is not the folder of a run: its compute is unknown."
+                f"the compute of {run.location} is unknown, since {start}, from which it started, is not the folder of "
+                "a run; choose a field of the configuration with --against=FIELD."
             )
         before = read_run(start, "").config
         own, start = own + run_exaflops(before), before.init_from

@@ -130,7 +130,7 @@ def open_record(name: str, path: str, key: Mapping[str, Any]) -> Record:
     record = read_record(path)
     if changed := [word for word in key if record.key.get(word) != key[word]]:
         raise UserError(
-            f"{path} was measured with another {', '.join(changed)}; choose another --name, or delete it to measure "
-            "again."
+            f"{path} was measured with other values of {', '.join(changed)}; choose another --name, or delete it to "
+            "measure again."
         )
     return record

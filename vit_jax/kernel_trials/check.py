@@ -54,9 +54,9 @@ def check_kernels(
     faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, measure))
     for host, fault in enumerate(faults):
         if fault:
-            where = f" on host {host}" if coordinator.hosts > 1 else ""
+            where = f" of host {host}" if coordinator.hosts > 1 else ""
             logging.getLogger(__name__).warning(
-                "the attention kernel %s %s%s; the plain form, which is slower, replaces it.", kind, fault, where
+                "the attention kernel %s%s %s; the plain form, which is slower, replaces it.", kind, where, fault
             )
             return model.with_attention("tokens_first")
     return model

@@ -98,8 +98,8 @@ def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -
         return config
     slower, started = decision
     if coordinator.host == 0:
-        follows = f"this run goes on with it; --config.model.attention={PLAIN} replaces it"
-        words = follows if started else f"this run uses that, model.attention={PLAIN}"
+        follows = f"this run keeps its attention; --config.model.attention={PLAIN} sets the plain form"
+        words = follows if started else f"this run uses the plain form, model.attention={PLAIN}"
         logging.getLogger(__name__).warning("%s, as vit_jax.measure found here; %s.", slower, words)
     if started:
         return config

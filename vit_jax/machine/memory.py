@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def host_memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Returns the bytes of this machine's memory, at most those that a container may use, which the file `limit` states."""
+    """Returns the bytes of this machine's memory, at most those of its container, which the file `limit` states."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = limit.read_text().strip() if limit.is_file() else "max"
     return min(size, int(allowed)) if allowed.isdigit() else size

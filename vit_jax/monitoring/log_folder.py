@@ -68,6 +68,6 @@ class LogFolder:
 
     def _tell_written(self) -> None:
         if self._told:
-            words = "the logs in %s are written again; %d of their records are lost"
+            words = "the logs in %s can be written again; %d of their records are lost"
             logging.getLogger(__name__).warning(words, self._path, self._lost)
         self._told, self._lost = False, 0

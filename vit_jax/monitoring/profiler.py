@@ -47,4 +47,4 @@ def profiler_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of several libraries; a trace is not worth a run
-        logging.getLogger(__name__).warning("there is no trace of these steps: %s", reason(error))
+        logging.getLogger(__name__).warning("profile_steps were not traced (%s); training goes on", reason(error))

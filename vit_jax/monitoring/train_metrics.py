@@ -60,7 +60,7 @@ class TrainMetrics:
         what = f"the loss ({loss}), a gradient or an update is not finite at step {step} ({batch})"
         if skips > self._config.optim.max_nonfinite_skips:
             raise NonFiniteLoss(
-                f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, "
-                "or allow some with optim.max_nonfinite_skips."
+                f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, or skip some such steps "
+                "with optim.max_nonfinite_skips."
             )
         self._log.write_text(f"Skipped: {what}, {skips} in a row.")

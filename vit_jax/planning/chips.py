@@ -172,7 +172,8 @@ def parse_topology(text: str) -> Slice:
     if chip.dimensions == 2 and shape not in SHAPES_2D:
         raise UserError(f"no cloud offers a {kind} slice of {shape}; choose from {', '.join(SHAPES_2D)}.")
     if chip.dimensions == 3 and tpu.chips % chip.pod_chips_per_host:
-        raise UserError(f"no cloud offers a {kind} slice of {shape}; the smallest is 2x2x1, one machine.")
+        machine = f"whole machines of {chip.pod_chips_per_host} chips, at least 2x2x1"
+        raise UserError(f"no cloud offers a {kind} slice of {shape}; choose a shape of {machine}.")
     return tpu
 
 

@@ -198,7 +198,8 @@ def measure_restart(starts: Sequence[Start], place: str) -> Restart:
     """
     resumed, saving = [start for start in starts if start.first], [start for start in starts if start.saves]
     if not resumed or not saving:
-        raise UserError(f"the ledger of {place} has no save or no start that resumed the run; omit --measured.")
+        unknown = f"the run in {place} has saved nothing or was never resumed, so its restarts cannot be measured"
+        raise UserError(f"{unknown}; omit --measured.")
     saving = [start for start in saving if not start.complete] or saving  # others have exported the model, too
     total = total_seconds(starts)
 

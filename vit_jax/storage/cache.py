@@ -126,7 +126,7 @@ def unlock_folder(folder: Path) -> None:
 
 def write_errors(folder: Path | None = None) -> contextlib.AbstractContextManager[None]:
     """Turns an `OSError` into a `UserError` that names the folder, which is the cache folder by default."""
-    return user_errors(f"cannot write to {folder or _root_path()}", advice="VIT_JAX_CACHE may name another folder.")
+    return user_errors(f"cannot write to {folder or _root_path()}", advice="set VIT_JAX_CACHE to another folder.")
 
 
 def _root_path() -> Path:

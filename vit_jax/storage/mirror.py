@@ -112,7 +112,8 @@ class Mirror:
                 raise UserError(f"an earlier run of this process still waits for {location}; try again later.")
             time.sleep(0.05)
         if not cache.lock_folder(self.path):
-            raise UserError(f"another process on this machine already writes to {location}.")
+            advice = "stop that process, or choose another --workdir"
+            raise UserError(f"another process on this machine already writes to {location}; {advice}.")
         with contextlib.ExitStack() as undone:
             undone.callback(self.close)
             shutil.rmtree(self.path, ignore_errors=True)
@@ -214,4 +215,4 @@ class Mirror:
             self._unanswered = error
         except UserError as error:  # a later upload may succeed; before a checkpoint it must
             self._last = time.monotonic()
-            logging.getLogger(__name__).warning("the logs were not uploaded: %s", error)
+            logging.getLogger(__name__).warning("the upload of the logs failed and is tried again later: %s", error)

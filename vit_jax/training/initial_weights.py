@@ -60,12 +60,13 @@ def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:
     theirs, ours = (f"value_range({low:g},{high:g})" for low, high in map(data.value_range_of, (pipes[0], pipes[-1])))
     if theirs == ours:
         return
-    differ = f"its preprocessing ends with {theirs}, that of this run with {ours}"
+    differ = f"its preprocessing ends with {theirs}, but data.preprocess of this run with {ours}"
     if uses_head:
         raise UserError(
             f"{differ}; make {theirs} the last op of data.preprocess and of evals.NAME.preprocess of every evaluation."
         )
     words = (
-        "init_from=%s: %s; to keep that of the weights, end data.preprocess and evals.NAME.preprocess with the op %s."
+        "init_from=%s: %s; to use the range of the weights, end data.preprocess and the evals.NAME.preprocess of every "
+        "evaluation with %s."
     )
     logging.getLogger(__name__).warning(words, config.init_from, differ, theirs)

@@ -85,8 +85,8 @@ def check_teacher(teacher: Teacher, identity: dict[str, str] | None, location: s
     if before != teacher.identity:
         old, new = _in_words(source, before), _in_words(teacher.source, teacher.identity)
         raise UserError(
-            f"{location} has learnt from {old}, not from {new}; set --config.task.teacher and --config.resample as "
-            "they were, or choose a new --workdir."
+            f"the run in {location} has learnt from {old}, not from {new}; set --config.task.teacher and "
+            "--config.resample as they were, or choose a new --workdir."
         )
 
 

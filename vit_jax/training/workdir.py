@@ -324,7 +324,8 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     """
     step, total = manifest["step"], config.total_steps
     if step > total:
-        raise UserError(f"{location} is at step {step} already, beyond total_steps={total}.")
+        passed = f"the run in {location} is at step {step} already, beyond total_steps={total}"
+        raise UserError(f"{passed}; set --config.total_steps={step} or more, or choose a new --workdir.")
     if changes := check_data(manifest["data"], about["data"], config.data.accept_change, location):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
     if manifest.get("sample", about["sample"]) == about["sample"]:

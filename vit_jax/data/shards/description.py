@@ -60,7 +60,8 @@ def describe_shards(
         stated = {split: [(entry.name, entry.size) for entry in of] for split, of in shard_set.manifest.splits.items()}
         if (shard_set.manifest.num_classes, shard_set.manifest.max_labels, stated) != (num_classes, max_labels, listed):
             raise UserError(
-                f"{path} states other shards, num_classes or max_labels; remove it, and the same command counts again"
+                f"{path} does not agree with the shards, --num-classes or --max-labels; to count again, remove it and "
+                "repeat the command"
             )
         return Description(path, shard_set.manifest.splits, is_new=False)
 

@@ -93,7 +93,8 @@ def shards_of_split(shard_set: ShardSet, split: str) -> tuple[Shard, ...]:
     """
     paths, manifest = shard_set.paths[split], shard_set.manifest
     if manifest and split not in manifest.splits:
-        raise UserError(f"{MANIFEST_NAME} lists no split {split}, but there is {next(iter(paths.values()))}")
+        unlisted = f"{MANIFEST_NAME} does not list the split {split} of {next(iter(paths.values()))}"
+        raise UserError(f"{unlisted}; move the shards of this split to another folder")
     if not manifest:
         listed = {paths[name]: shard_set.versions[paths[name]] for name in names_in_order(split, paths)}
         sizes = {path: version.size if version else None for path, version in listed.items()}
@@ -130,9 +131,9 @@ def check_count_room(split: str, folder: str, info: str, size: int, source: str)
     """
     if size > cache.max_bytes():
         raise UserError(
-            f"the records of split {split} in {folder} are not counted, since there is no {info} beside its shards, "
-            f"and these need {size / 1e9:.3g} GB, more than the {cache.max_bytes() / 1e9:.3g} GB that the cache may "
-            f"hold; count them once with python -m vit_jax.describe {source} --num-classes=N"
+            f"the number of records in split {split} of {folder} is not known, since no {info} is beside the shards, "
+            f"and the shards ({size / 1e9:.3g} GB) do not fit into the cache ({cache.max_bytes() / 1e9:.3g} GB) to be "
+            f"counted; count the records once with python -m vit_jax.describe {source} --num-classes=N"
         )
 
 

@@ -140,7 +140,8 @@ def read_manifest(path: str) -> Manifest | None:
     if not isinstance(fields, dict) or "version" not in fields:
         raise UserError(f"cannot read {path}: it must be an object with a version")
     if fields["version"] != VERSION:
-        raise UserError(f"{path} has version {fields['version']}, but this program reads version {VERSION}")
+        other = f"{path} has version {fields['version']}, but this vit_jax reads version {VERSION}"
+        raise UserError(f"{other}; use the vit_jax that wrote it, or pack the data again")
     check_manifest(fields, path)
     return Manifest.from_json(fields)
 

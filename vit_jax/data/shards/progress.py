@@ -32,7 +32,8 @@ def lock_folder(out: str) -> Iterator[None]:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another process is packing into {out}") from None
+            advice = "wait for it to end, or choose another folder"
+            raise UserError(f"another process is packing into {out}; {advice}") from None
         except OSError:
             pass  # a file system without locks
         yield

@@ -81,7 +81,7 @@ def check_file_size(path: str, expected: int | None) -> None:
     with user_errors(f"cannot read {path}"):
         size = os.path.getsize(path)
     if expected not in (None, size):
-        raise UserError(f"{path} has {size} bytes, but {expected} are stated; copy or pack it again")
+        raise UserError(f"{path} has {size} bytes, but its data set states {expected}; copy or pack it again")
 
 
 def open_reader(path: str, local: str, size: int | None = None, format: str = "array_record") -> ShardReader:
@@ -103,7 +103,8 @@ def open_shard(shard: Shard, local: str) -> ShardReader:
     reader = open_reader(shard.path, local, shard.size, shard.format)
     if reader.num_records() != shard.records:
         raise UserError(
-            f"{shard.path} has {reader.num_records()} records, but {shard.records} are stated; copy or pack it again"
+            f"{shard.path} has {reader.num_records()} records, but its data set states {shard.records}; copy or "
+            "pack it again"
         )
     return reader
 

@@ -73,12 +73,13 @@ def record_starts(path: str, local: str, size: int, modified: int) -> "array.arr
                 length, checksum = HEAD.unpack(head)
                 if masked_checksum(head[:8]) != checksum:
                     raise UserError(
-                        f"cannot read {path}: the checksum of a length, at byte {start + 8}, fails: it is damaged "
-                        f"or no TFRecord file; {ADVICE}"
+                        f"cannot read {path}: it is damaged or not a TFRecord file (the checksum at byte "
+                        f"{start + 8} is wrong); {ADVICE}"
                     )
                 starts.append(start + HEAD.size + length + TAIL.size)
             if len(head) < HEAD.size or starts[-1] > size:
-                raise UserError(f"{path} is truncated: a record at byte {start} exceeds its {size} bytes; {ADVICE}")
+                cut = f"the record at byte {start} does not end within the {size} bytes of the file"
+                raise UserError(f"{path} is truncated: {cut}; {ADVICE}")
     return starts
 
 

@@ -75,8 +75,8 @@ def join_classes(
     for of_part, count, text in zip(names, counts, texts, strict=True):
         if of_part is None and count != total:
             raise UserError(
-                f"the classes of {text} do not join: they have no names, and there are {count}, while the mixture has "
-                f"{total}; name them with {text},classes=FILE"
+                f"{text} has {count} classes without names, but the mixture has {total} classes; give them names with "
+                f"{text},classes=FILE"
             )
     numbers = {name: label for label, name in enumerate(joined)}
     labels = tuple(None if of_part is None else tuple(numbers[name] for name in of_part) for of_part in names)

@@ -128,7 +128,9 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
     """
     kind, name = parse_source(source_config.source)
     listers = {kind: entry.list_splits for kind, entry in KINDS.items() if entry.list_splits}
-    existing = listers[choose("data source that has a list of splits", kind, listers)](source_config, name)
+    if kind not in listers:
+        raise UserError(f"the data source {kind} has no list of splits; choose from {', '.join(sorted(listers))}")
+    existing = listers[kind](source_config, name)
     return [splits.resolve_name(split, existing) for split in wanted] or existing
 
 

@@ -41,7 +41,8 @@ class NpzFile:
             largest = max((int(labels.max()) for labels in self.labels.values() if len(labels)), default=-1)
             self.num_classes = len(self.class_names) if self.class_names else largest + 1
             if largest >= self.num_classes:
-                raise UserError(f"{path} has the label {largest}, but {self.num_classes} names in {CLASSES}.")
+                few = f"{path} has the label {largest}, but only {self.num_classes} names in {CLASSES}"
+                raise UserError(f"{few}, which are those of the labels 0 to {self.num_classes - 1}.")
             names = {split: resolve_name(split, self.labels, f"split of {path}") for split in splits}
             self.images = {
                 split: read_images(arrays, name, len(self.labels[name]), path) for split, name in names.items()

@@ -136,8 +136,8 @@ def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -
     for role, name in chosen.items():
         if name not in footer.columns:
             raise UserError(
-                f"{path} has no column {name}, but {', '.join(footer.columns)}; ,{role}=COLUMN after the source names "
-                f"the column of the {role}s"
+                f"{path} has no column {name}, only {', '.join(footer.columns)}; write the column of the {role}s after "
+                f"the data source, as ,{role}=COLUMN"
             )
 
 

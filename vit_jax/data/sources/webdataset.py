@@ -186,7 +186,7 @@ def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
         has = f"its json has the fields {', '.join(fields)}" if isinstance(fields, dict) else "it has no json object"
         raise UserError(
             f"{name} has no label {field}: its members are {', '.join(members)}, and {has}; write the label into the "
-            "member cls, or into the field label of the member json, or name another field with ,label=FIELD after the "
-            "source"
+            f"field {field} of the member json, or name another field with ,label=FIELD after the source (the member "
+            "cls is read where no field is named)"
         )
     return fields[field]

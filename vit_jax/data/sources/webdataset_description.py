@@ -40,7 +40,7 @@ def describe_tars(
     if tar_set.folder != filesystem.absolute_path(folder).rstrip("/"):
         raise UserError(f"{INFO_NAME} describes all tar files of a folder; name the folder instead of {folder}")
     if tar_set.info:
-        raise UserError(f"{path} is there already; remove it, and the same command counts again")
+        raise UserError(f"{path} exists already; to count again, remove it and repeat the command")
 
     def count(file: FoundFile) -> shards.ShardEntry:
         local, give_back = filesystem.borrow_copy(file.path, file.version)

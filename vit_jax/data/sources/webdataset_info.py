@@ -49,7 +49,7 @@ def read_info(folder: str) -> WebDatasetInfo | None:
     except ValueError as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("splits"), dict):
-        raise UserError(f"cannot read {path}: it must be an object with an object splits")
+        raise UserError(f"cannot read {path}: it must be a JSON object whose field splits is an object")
     splits = {split: read_lengths(of_split, f"splits.{split}", path) for split, of_split in fields["splits"].items()}
     num_classes, max_labels, names = (fields.get(name) for name in ("num_classes", "max_labels", "class_names"))
     for name, number in (("num_classes", num_classes), ("max_labels", max_labels)):
@@ -79,7 +79,8 @@ def read_lengths(of_split: object, field: str, path: str) -> dict[str, int]:
         or not all(isinstance(name, str) for name in names)
         or not all(map(is_count, lengths))
     ):
-        raise UserError(f"cannot read {path}: {field} must have lists filenames and shard_lengths, one number a file")
+        wanted = "the lists filenames and shard_lengths, with one length for each file"
+        raise UserError(f"cannot read {path}: {field} must have {wanted}")
     return dict(zip(names, lengths, strict=True))
 
 
