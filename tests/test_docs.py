@@ -298,12 +298,12 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     section = re.search(r"^## Limits of time\n(.*?)^## ", page, re.M | re.S)[1]
     told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
     assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
-        ("for all hosts to start", coordination.JOINING),
-        ("for a heartbeat of a host", watchdog.LOST),
+        ("for all hosts to start", coordination.JOIN_TIMEOUT_SECONDS),
+        ("for a heartbeat of a host", watchdog.LOST_AFTER_SECONDS),
         ("without progress on a host", base.get_config().stall_limit),
         ("for a bucket's answer", timeout.TIMEOUT),
     ]
-    assert base.get_config().stall_limit == watchdog.STALL
+    assert base.get_config().stall_limit == watchdog.STALLED_AFTER_SECONDS
 
 
 def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():

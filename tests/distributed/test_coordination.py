@@ -99,8 +99,8 @@ def test_who_does_not_come_is_named(groups):
 
 
 def test_host_0_is_named_where_it_does_not_come(groups, monkeypatch):
-    monkeypatch.setattr(coordination, "LATE", 0.1)
-    monkeypatch.setattr(coordination, "WAIT", 0.05)
+    monkeypatch.setattr(coordination, "GATHER_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(coordination, "GATHER_WAIT_SECONDS", 0.05)
     with pytest.raises(LostHosts, match=r"hosts did not reach 'restore' within 0.1 s: 0;"):
         groups[2].all_gather("restore", "x", 0.1)
 
@@ -175,7 +175,8 @@ def test_hosts_join_directly_and_are_told_who_is_lost_before_jax_ends_them(monke
         monkeypatch.setenv(name, value)
     coordination.join_cluster()
     assert (given["num_processes"], given["process_id"]) == (4, 2)
-    assert given["heartbeat_timeout_seconds"] >= 2 * watchdog.LOST  # JAX's beats are up to half of it apart
+    # JAX's beats are up to half of it apart.
+    assert given["heartbeat_timeout_seconds"] >= 2 * watchdog.LOST_AFTER_SECONDS
     assert not {"HTTPS_PROXY", "https_proxy", "http_proxy"} & set(given["proxies"])
     assert os.environ["HTTPS_PROXY"] == "http://proxy"
 

@@ -170,7 +170,7 @@ def dead():
     "kind", ["killed here", "number taken by another process", "other machine", "cut short", "a zombie", "no owner"]
 )
 def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(workdir_lock, "BEAT", 0.1)
+    monkeypatch.setattr(workdir_lock, "HEARTBEAT_SECONDS", 0.1)
     owner = {"run": "x", "machine": workdir_lock._machine(), "host": "h", "beats": 3, **dead()}
     if kind == "number taken by another process":
         owner["pid"] = os.getpid()
@@ -188,7 +188,7 @@ def test_a_run_that_is_no_more_does_not_keep_its_workdir(tmp_path, monkeypatch, 
 
 
 def test_a_run_on_another_machine_is_seen_to_live(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir_lock, "BEAT", 0.2)
+    monkeypatch.setattr(workdir_lock, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(workdir_lock, "_machine", lambda: threading.current_thread().name)
     one = workdir_lock.WorkdirLock(str(tmp_path), pytest.fail)
     one.acquire()
@@ -203,7 +203,7 @@ def test_a_run_on_another_machine_is_seen_to_live(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir_lock, "BEAT", 0.05)
+    monkeypatch.setattr(workdir_lock, "HEARTBEAT_SECONDS", 0.05)
     found = []
     one = workdir_lock.WorkdirLock(str(tmp_path), found.append)
     one.acquire()
@@ -218,7 +218,7 @@ def test_a_run_whose_workdir_another_took_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(workdir_lock, "BEAT", 0.05)
+    monkeypatch.setattr(workdir_lock, "HEARTBEAT_SECONDS", 0.05)
     quick.mesh.data, quick.log_every, quick.checkpoint_every = 8, 1, 100
     quick.total_steps = quick.eval_every = 400
 

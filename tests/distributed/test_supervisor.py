@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import UserError
 from vit_jax.distributed import monitor
-from vit_jax.distributed.departure import HostDeparture
+from vit_jax.distributed.host_shutdown import HostShutdown
 from vit_jax.distributed.supervisor import Supervisor
 
 pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
@@ -23,7 +23,7 @@ def test_the_host_that_coordinates_leaves_last():
 
     def leave(group):
         time.sleep(0.2 * group.host)  # what a host closes may take long
-        HostDeparture(group).depart()
+        HostShutdown(group).leave_group()
         left.append((time.monotonic(), group.host))
 
     began = time.monotonic()
@@ -33,15 +33,15 @@ def test_the_host_that_coordinates_leaves_last():
 
 def test_a_host_that_cannot_reach_the_others_leaves_all_the_same(capsys):
     began = time.monotonic()
-    HostDeparture(make_groups(2)[0], parting=0.2).depart()  # host 1 never leaves
+    HostShutdown(make_groups(2)[0], shutdown_seconds=0.2).leave_group()  # host 1 never leaves
     assert 0.2 <= time.monotonic() - began < 2
-    HostDeparture(make_groups(2, fails=1)[1]).announce("a reason", 1)
+    HostShutdown(make_groups(2, fails=1)[1]).announce("a reason", 1)
     assert "cannot reach the other hosts: UNAVAILABLE" in capsys.readouterr().err
 
 
 def test_the_first_announcement_counts_and_is_the_others():
     groups = make_groups(3)
-    first, second, third = map(HostDeparture, groups)
+    first, second, third = map(HostShutdown, groups)
     assert third.announcement() is None
     first.announce("the disk is full.", 2)
     second.announce("something else.", 1)
@@ -74,18 +74,18 @@ class Clock:
 def test_a_download_may_take_longer_after_an_exchange_of_the_hosts_too():
     clock = Clock()
     one = Supervisor(clock=clock)
-    watchdog = one._monitor.watch.watchdog
+    watchdog = one._monitor.group_state.watchdog
     watchdog.stall_limit = 10.0
     with one.phase("opening the data", patient=True):
         one.all_gather("fields")
         clock.seconds += 20
-        assert watchdog.look() is None
+        assert watchdog.find_fault() is None
         with one.phase("opening a teacher"):
             one.count_step()
         clock.seconds += 20
-        assert watchdog.look() is None
+        assert watchdog.find_fault() is None
     clock.seconds += 20
-    assert "no progress" in watchdog.look()
+    assert "no progress" in watchdog.find_fault()
 
 
 def test_without_an_interval_it_never_saves_by_the_clock():

@@ -31,8 +31,8 @@ def pass_time(clock, seconds, hosts, left=()):
         clock.seconds += 1
         beats = {str(number): one.heartbeat() for number, one in hosts.items()}
         for number, one in hosts.items():
-            one.hear(beats, left)
-            found.setdefault(number, set()).add(one.look())
+            one.record_heartbeats(beats, left)
+            found.setdefault(number, set()).add(one.find_fault())
     return found
 
 
@@ -57,12 +57,14 @@ def test_no_progress_is_a_fault_after_the_limit_and_says_where(clock):
     one.stall_limit = 30.0
     one.enter("data of step 3")
     clock.seconds += 20
-    assert one.look() is None
+    assert one.find_fault() is None
     one.enter("step 3")
     clock.seconds += 20
-    assert one.look() is None
+    assert one.find_fault() is None
     clock.seconds += 11
-    assert one.look() == "no progress for 30 s; --config.stall_limit allows more; now host 0 in 'step 3' for 31 s."
+    assert (
+        one.find_fault() == "no progress for 30 s; --config.stall_limit allows more; now host 0 in 'step 3' for 31 s."
+    )
 
 
 def test_alone_a_download_may_take_longer(clock):
@@ -71,12 +73,12 @@ def test_alone_a_download_may_take_longer(clock):
         one.stall_limit = 10.0
         one.enter("opening the data", patient=True)
     clock.seconds += 20
-    assert alone.look() is None and "no progress" in one_of_two.look()
+    assert alone.find_fault() is None and "no progress" in one_of_two.find_fault()
 
 
 def test_a_process_that_stood_still_blames_nobody(hosts, clock):
     pass_time(clock, 5, dict(enumerate(hosts)))
     clock.seconds += 1000  # a laptop that slept
-    assert hosts[0].look() is None
+    assert hosts[0].find_fault() is None
     clock.seconds += 29
-    assert hosts[0].look() is None
+    assert hosts[0].find_fault() is None

@@ -10,7 +10,7 @@ from vit_jax.monitoring.metric_writer import MetricWriter
 
 @pytest.mark.parametrize(("quiet", "told"), [(0.0, True), (1e6, False)])
 def test_a_run_that_logs_rarely_says_how_far_it_is(tmp_path, monkeypatch, capsys, quiet, told):
-    monkeypatch.setattr(metric_writer, "QUIET", quiet)
+    monkeypatch.setattr(metric_writer, "PROGRESS_NOTICE_SECONDS", quiet)
     with contextlib.closing(MetricWriter(tmp_path, 0, True, total=1000, batch=8, classes=10)) as log:
         log.write_progress(7, {"train/loss": 1.5, "norm/grads": 2.0})
     assert ("step 7/1000  loss 1.5\n" in (tmp_path / "train.log").read_text()) == told

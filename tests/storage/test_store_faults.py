@@ -44,7 +44,7 @@ def bucket(port, tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retry, "FIRST_WAIT", QUICK)
     monkeypatch.setattr("gcsfs.retry.min", lambda *seconds: QUICK, raising=False)
-    monkeypatch.setattr(stores, "SILENCE", 0.5)
+    monkeypatch.setattr(stores, "SOCKET_TIMEOUT_SECONDS", 0.5)
     filesystem.open_store.cache_clear()
     fake_gcs.tell(port)
     filesystem.write_bytes("gs://bkt/x", CONTENT)
@@ -127,7 +127,7 @@ def test_after_the_limit_a_sentence_names_the_file_and_the_reason(bucket, kind, 
 
 
 def test_the_waits_grow_and_differ():
-    several = [list(itertools.islice(retry.waits(), 9)) for _ in range(200)]
+    several = [list(itertools.islice(retry.backoff_seconds(), 9)) for _ in range(200)]
     longest = [min(retry.FIRST_WAIT * 2**number, retry.LONGEST_WAIT) for number in range(9)]
     for number, most in enumerate(longest):
         found = [waits[number] for waits in several]

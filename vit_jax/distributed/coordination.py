@@ -16,12 +16,13 @@ from jax._src import distributed  # JAX has no public name for its key-value sto
 
 from vit_jax import LostHosts, UserError
 
-POLL = 0.02  # seconds between the first two times that host 0 looks for the values of the other hosts
-SHARE = 0.1  # the largest part of host 0's time that looking for values may take
-WAIT = 2.0  # seconds that one request of another host to the store may take, before it is repeated
-LATE = 60.0  # seconds beyond the limit that other hosts give host 0 to say which hosts are missing
-JOINING = 300  # seconds for every host to arrive
-SILENCE = 180  # seconds without heartbeat after which JAX ends all processes; the watchdog acts earlier and says why
+POLL_SECONDS = 0.02  # between the first two times that host 0 looks for the values of the other hosts
+MAX_POLL_FRACTION = 0.1  # the largest part of host 0's time that looking for values may take
+GATHER_WAIT_SECONDS = 2.0  # that one request of another host to the store may take, before it is repeated
+GATHER_GRACE_SECONDS = 60.0  # beyond the limit, which other hosts give host 0 to say which hosts are missing
+JOIN_TIMEOUT_SECONDS = 300  # for every host to arrive
+# Without heartbeat for this long, JAX ends all processes. The watchdog acts earlier and says why.
+JAX_HEARTBEAT_TIMEOUT_SECONDS = 180
 NUMBERS = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 CALLS: Counter[str] = Counter()  # of this process, so that a second run in it does not find the values of the first
@@ -94,7 +95,7 @@ class ProcessGroup:
         gathered = f"gathered/{topic}/{call}"
         if self.host == 0:
             self.put(gathered, self._collect(f"gather/{topic}/{call}", limit), once=True)
-        collected = self._wait(gathered, limit + LATE)
+        collected = self._wait(gathered, limit + GATHER_GRACE_SECONDS)
         if collected is None or collected["missing"]:
             missing = ", ".join(map(str, collected["missing"])) if collected else "0"
             raise LostHosts(
@@ -110,7 +111,7 @@ class ProcessGroup:
         also has `texts`, the different values as JSON texts, and `numbers`, for each host the index of its value in
         `texts`.
         """
-        end, pause = time.monotonic() + limit, POLL
+        end, pause = time.monotonic() + limit, POLL_SECONDS
         while True:
             start = time.monotonic()
             values = self.get(folder)
@@ -118,7 +119,7 @@ class ProcessGroup:
                 break
             if start > end:
                 return {"missing": [host for host in range(self.hosts) if str(host) not in values]}
-            time.sleep(max(pause, (time.monotonic() - start) / SHARE))
+            time.sleep(max(pause, (time.monotonic() - start) / MAX_POLL_FRACTION))
             pause = min(2 * pause, 0.25)
         texts = [json.dumps(values[str(host)]) for host in range(self.hosts)]
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
@@ -130,7 +131,7 @@ class ProcessGroup:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             try:
-                return json.loads(self._store.blocking_key_value_get(f"vit_jax/{key}", int(1000 * WAIT)))
+                return json.loads(self._store.blocking_key_value_get(f"vit_jax/{key}", int(1000 * GATHER_WAIT_SECONDS)))
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
@@ -183,7 +184,11 @@ def join_cluster() -> ProcessGroup:
     try:
         numbers = {name: int(os.environ[variable]) for name, variable in NUMBERS.items() if variable in os.environ}
         with _without_proxies():
-            jax.distributed.initialize(initialization_timeout=JOINING, heartbeat_timeout_seconds=SILENCE, **numbers)
+            jax.distributed.initialize(
+                initialization_timeout=JOIN_TIMEOUT_SECONDS,
+                heartbeat_timeout_seconds=JAX_HEARTBEAT_TIMEOUT_SECONDS,
+                **numbers,
+            )
     except ValueError as error:
         # If nothing in the environment indicates a cluster, this process is alone.
         if not str(error).startswith("coordinator_address") or set(NUMBERS.values()) & set(os.environ):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from vit_jax import Preempted
 from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
-from vit_jax.distributed.monitor import HostMonitor, SaveTimer, watch_group
+from vit_jax.distributed.monitor import HostMonitor, SaveTimer, make_host_group
 from vit_jax.monitoring import Category, Ledger
 
 PREEMPTED = "preempted; there was nothing new to save. Run the same command again to continue."
@@ -31,19 +31,19 @@ class Supervisor:
         """
         self._clock, self._timer = clock, SaveTimer(clock)
         self.ledger, self._runs = Ledger(age, clock), 0
-        self._monitor = HostMonitor(watch_group(group or current_group(), clock), self._timer)
+        self._monitor = HostMonitor(make_host_group(group or current_group(), clock), self._timer)
         self._entered = False
         self._error: Exception | None = None
 
     @property
     def host(self) -> int:
         """The number of this host, from 0."""
-        return self._monitor.watch.group.host
+        return self._monitor.group_state.group.host
 
     @property
     def hosts(self) -> int:
         """The number of hosts."""
-        return self._monitor.watch.group.hosts
+        return self._monitor.group_state.group.hosts
 
     def __enter__(self) -> "Supervisor":
         """Begins to watch. Must be called in the main thread."""
@@ -59,14 +59,14 @@ class Supervisor:
         """
         self._monitor.joining = True
         self.enter_phase("waiting for every host to start")
-        limit = self._monitor.watch.watchdog.stall_limit
-        self._monitor.join(watch_group(join_cluster(), self._clock, limit))
+        limit = self._monitor.group_state.watchdog.stall_limit
+        self._monitor.join(make_host_group(join_cluster(), self._clock, limit))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Ends the watch. If there are other hosts, this one leaves as `HostMonitor.depart` describes."""
+        """Ends the watch. If there are other hosts, this one leaves as `HostMonitor.leave_group` describes."""
         try:
             if self.hosts > 1:
-                self._monitor.depart(error, self.all_gather)
+                self._monitor.leave_group(error, self.all_gather)
         finally:
             self._entered = False
             self._monitor.stop()
@@ -77,7 +77,7 @@ class Supervisor:
         Args:
             stall_limit: seconds without progress after which the run is ended.
         """
-        self._monitor.watch.watchdog.stall_limit = stall_limit
+        self._monitor.group_state.watchdog.stall_limit = stall_limit
         if self._runs:
             self.ledger = Ledger(clock=self._clock)
         self._runs += 1
@@ -95,14 +95,14 @@ class Supervisor:
             category: the category that its seconds count for; None: the category of the phase before.
             patient: see `Watchdog.enter`.
         """
-        self._monitor.watch.watchdog.enter(phase, patient)
+        self._monitor.group_state.watchdog.enter(phase, patient)
         if category is not None:
             self.ledger.enter(category)
 
     @contextlib.contextmanager
     def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
         """Enters a phase for the block, and after it the previous phase and category again, unless the block raises."""
-        watchdog = self._monitor.watch.watchdog
+        watchdog = self._monitor.group_state.watchdog
         before = watchdog.phase, self.ledger.category, watchdog.patient
         self.enter_phase(name, category, patient)
         yield
@@ -114,8 +114,8 @@ class Supervisor:
         Raises:
             Preempted: the hosts have agreed to end here.
         """
-        ends = self._monitor.watch.agreement.advance()
-        watchdog = self._monitor.watch.watchdog
+        ends = self._monitor.group_state.agreement.advance()
+        watchdog = self._monitor.group_state.watchdog
         self.enter_phase(watchdog.phase, patient=watchdog.patient)
         if ends:
             raise Preempted(PREEMPTED)
@@ -128,7 +128,7 @@ class Supervisor:
         Returns:
             Whether this call made them end. False if they had agreed on a stop before, or if nothing is watched.
         """
-        return self._entered and self._monitor.watch.agreement.stop()
+        return self._entered and self._monitor.group_state.agreement.stop()
 
     def save_due(self) -> bool:
         """Returns whether a save is due by the clock, at the same step on all hosts.
@@ -136,7 +136,7 @@ class Supervisor:
         With several hosts or inside the block, it returns True only once for each save.
         """
         late = not self._entered and self.hosts == 1 and self._timer.is_over()
-        return self._monitor.watch.agreement.take_save() or late
+        return self._monitor.group_state.agreement.take_save() or late
 
     def note_save(self) -> None:
         """Starts to count the time until the next save anew."""
@@ -148,11 +148,11 @@ class Supervisor:
         Raises:
             LostHosts: see `ProcessGroup.all_gather`.
         """
-        watch = self._monitor.watch
-        patient = watch.watchdog.patient
+        state = self._monitor.group_state
+        patient = state.watchdog.patient
         self.enter_phase(f"waiting for the other hosts at {topic!r}", patient=patient)
         # The watching thread ends the run earlier than this limit, and shows what all hosts are doing.
-        values = watch.group.all_gather(topic, value, 2 * watch.watchdog.stall_limit)
+        values = state.group.all_gather(topic, value, 2 * state.watchdog.stall_limit)
         self.enter_phase(f"after {topic!r}", patient=patient)
         return values
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-LOST = 60.0  # seconds of silence after which a host counts as lost
-STALL = 1800.0  # seconds without progress after which a run counts as stuck, unless the configuration says otherwise
+LOST_AFTER_SECONDS = 60.0  # of silence, after which a host counts as lost
+STALLED_AFTER_SECONDS = 1800.0  # without progress, after which a run counts as stuck; default of `stall_limit`
 
 Clock = Callable[[], float]
 
@@ -32,11 +32,11 @@ class Watchdog:
     """Keeps the last heartbeats of all hosts, and finds hosts that are lost or stuck.
 
     Attributes:
-        stall_limit: seconds without progress on this host after which `look` reports it.
+        stall_limit: seconds without progress on this host after which `find_fault` reports it.
         phase: what the main thread of this host is doing, in words.
     """
 
-    def __init__(self, host: int = 0, hosts: int = 1, lost: float = LOST, clock: Clock = time.monotonic):
+    def __init__(self, host: int = 0, hosts: int = 1, lost: float = LOST_AFTER_SECONDS, clock: Clock = time.monotonic):
         """Starts to watch.
 
         Args:
@@ -46,7 +46,7 @@ class Watchdog:
             clock: returns seconds.
         """
         self._host, self._hosts, self._lost, self._clock = host, hosts, lost, clock
-        self.stall_limit = STALL
+        self.stall_limit = STALLED_AFTER_SECONDS
         self.phase, self.patient = "starting", False
         self._progress = self._beats = 0
         self._since = self._looked = clock()
@@ -74,22 +74,22 @@ class Watchdog:
         self._beats += 1
         return dataclasses.asdict(Heartbeat(self._beats, self._progress, round(self.seconds_in_phase()), self.phase))
 
-    def hear(self, heartbeats: Mapping[str, Any], left: Iterable[str] = ()) -> None:
+    def record_heartbeats(self, heartbeats: Mapping[str, Any], departed_hosts: Iterable[str] = ()) -> None:
         """Takes the last heartbeats of all hosts.
 
         Args:
             heartbeats: number of a host -> its last heartbeat, as JSON.
-            left: the numbers of the hosts that have left the run, which are no longer watched.
+            departed_hosts: the numbers of the hosts that have left the run, which are no longer watched.
         """
         now = self._clock()
         for host, values in heartbeats.items():
             heartbeat = Heartbeat(**values)
             if int(host) != self._host and self._heard.get(int(host), (None,))[0] != heartbeat:
                 self._heard[int(host)] = heartbeat, now
-        for host in left:
+        for host in departed_hosts:
             self._heard.pop(int(host), None)
 
-    def look(self) -> str | None:
+    def find_fault(self) -> str | None:
         """Returns a sentence on what is wrong, or None. Must be called every few seconds."""
         now, looked = self._clock(), self._looked
         self._looked = now

@@ -16,7 +16,7 @@ from vit_jax.storage import filesystem
 
 FILE = "owner.json"
 KEYS = {"run", "machine", "host", "pid", "started"}
-BEAT = 2.5  # seconds between two times that the holder rewrites the file
+HEARTBEAT_SECONDS = 2.5  # between two times that the holder rewrites the file
 
 
 class WorkdirLock:
@@ -71,9 +71,10 @@ class WorkdirLock:
     def _is_alive(self, holder: dict[str, Any]) -> bool:
         if holder["machine"] == self._id["machine"] and holder["started"]:
             return _started(holder["pid"]) == holder["started"]
-        end = time.monotonic() + 3 * BEAT  # the clocks of machines differ, so the file is watched for changes
+        # The clocks of machines differ, so the file is watched for changes.
+        end = time.monotonic() + 3 * HEARTBEAT_SECONDS
         while time.monotonic() < end:
-            time.sleep(BEAT / 5)
+            time.sleep(HEARTBEAT_SECONDS / 5)
             now = self._read()
             if now is None:
                 return False
@@ -89,7 +90,7 @@ class WorkdirLock:
 
     def _beat(self) -> None:
         beats = 0
-        while not self._over.wait(BEAT):
+        while not self._over.wait(HEARTBEAT_SECONDS):
             beats += 1
             holder = None
             with contextlib.suppress(UserError):  # a store that refuses is reported when a checkpoint is saved

@@ -13,7 +13,8 @@ import jax
 
 from vit_jax.tree import ArrayTree
 
-PARTING = 10.0  # seconds for the results that are still computed at the end; Python must not end while they are awaited
+# For the results that are still computed at the end; Python must not end while they are awaited.
+RESULTS_TIMEOUT_SECONDS = 10.0
 
 
 class Category(enum.StrEnum):
@@ -31,7 +32,7 @@ class Category(enum.StrEnum):
     UNKNOWN = "unknown"  # none of these: a report, the end after a failure
 
 
-class DeviceWatch:
+class DeviceIdleTimer:
     """Waits in a thread for what was dispatched to the devices, so that the main thread knows when they fell idle."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -54,10 +55,10 @@ class DeviceWatch:
         return self._clock() - since if count == self._dispatched else 0.0
 
     def close(self) -> None:
-        """Ends the thread once all that was dispatched is computed; waits at most `PARTING` seconds for that."""
+        """Ends the thread once all that was dispatched is computed, or after `RESULTS_TIMEOUT_SECONDS`."""
         self._results.put(None)
         if self._thread.is_alive():
-            self._thread.join(PARTING)
+            self._thread.join(RESULTS_TIMEOUT_SECONDS)
 
     def _wait(self) -> None:
         while (results := self._results.get()) is not None:
@@ -78,7 +79,7 @@ class Ledger:
 
     def __init__(self, age: float = 0.0, clock: Callable[[], float] = time.monotonic):
         """Begins `age` seconds ago, with `Category.STARTING`; `clock` gives seconds."""
-        self._clock, self._devices = clock, DeviceWatch(clock)
+        self._clock, self._devices = clock, DeviceIdleTimer(clock)
         self.began = time.time() - age
         self._spent = dict.fromkeys(Category, 0.0)
         self.category, self._since = Category.STARTING, clock() - age

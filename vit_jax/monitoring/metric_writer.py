@@ -19,7 +19,7 @@ from vit_jax.monitoring.terminal import Terminal
 MetricsCallback = Callable[[int, Metrics], None]
 LOG = "train.log"
 PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
-QUIET = 30.0  # seconds after which a run that logs rarely says how far it is
+PROGRESS_NOTICE_SECONDS = 30.0  # after which a run that logs rarely says how far it is
 
 
 class MetricWriter:
@@ -89,8 +89,12 @@ class MetricWriter:
         self._logs.append(LOG, f"{text}\n".encode())
 
     def write_progress(self, step: int, metrics: Metrics) -> None:
-        """Writes the metrics of a step as text, if no text was written for `QUIET` seconds and no bar is drawn."""
-        if self._writes and not self._terminal.has_bar and time.monotonic() - self._wrote_text > QUIET:
+        """Writes the metrics of a step as text, if none was for `PROGRESS_NOTICE_SECONDS` and no bar is drawn."""
+        if (
+            self._writes
+            and not self._terminal.has_bar
+            and time.monotonic() - self._wrote_text > PROGRESS_NOTICE_SECONDS
+        ):
             self.write_text(self._line(step, metrics), to_terminal=self._watch is None)
 
     def advance(self, step: int) -> None:

@@ -377,8 +377,8 @@ def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress
 
     def run(progress: timeout.Progress) -> Any:
         began = time.monotonic()
-        result = retry.repeat(once, progress) if verb in REPEATED else once(progress)
-        retry.report(path, progress, time.monotonic() - began)
+        result = retry.retry_transient(once, progress) if verb in REPEATED else once(progress)
+        retry.log_recovery(path, progress, time.monotonic() - began)
         return result
 
     with user_errors(f"cannot {verb} {path}", Exception):  # each store's library has its own exceptions

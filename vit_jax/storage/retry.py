@@ -47,7 +47,7 @@ def is_transient(error: BaseException) -> bool:
     return not TRANSIENT.isdisjoint(kind.__name__ for kind in type(error).__mro__)
 
 
-def waits() -> Iterator[float]:
+def backoff_seconds() -> Iterator[float]:
     """Yields the seconds to wait before each repetition, without end.
 
     The waits double up to `LONGEST_WAIT`. A random factor keeps many processes from repeating at the same moment.
@@ -56,7 +56,7 @@ def waits() -> Iterator[float]:
         yield random.uniform(0.5, 1) * min(FIRST_WAIT * 2**number, LONGEST_WAIT)
 
 
-def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:
+def retry_transient(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:
     """Returns what a call returns; repeats the call while it fails in a transient way.
 
     Returns None if the call was abandoned (`Progress.abandoned`).
@@ -67,7 +67,7 @@ def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) 
         Exception: an error of the call that is not transient, unchanged.
     """
     began = time.monotonic()
-    for wait in waits():
+    for wait in backoff_seconds():
         try:
             return call(progress)
         except Exception as error:
@@ -81,7 +81,7 @@ def repeat(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) 
     return None  # nobody reads it
 
 
-def report(what: str, progress: timeout.Progress, seconds: float) -> None:
+def log_recovery(what: str, progress: timeout.Progress, seconds: float) -> None:
     """Logs that a call has succeeded after a fault, if there was one."""
     if progress.fault:
         logging.getLogger(__name__).warning(

@@ -12,7 +12,7 @@ from vit_jax.storage import retry, timeout
 
 # Protocol -> the extra that opens its paths.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hub"}
-SILENCE = 20.0  # seconds without a byte after which a connection is given up for another
+SOCKET_TIMEOUT_SECONDS = 20.0  # without a byte, after which a connection is given up for another
 LONGEST_RETRY_AFTER = 30.0  # the longest wait in seconds for which a store may ask
 
 
@@ -42,7 +42,10 @@ def _configure() -> None:
         _options(protocol)["use_listings_cache"] = False  # other processes, and Orbax's own writer, add files
     for protocol in ("s3", "s3a"):
         _options(protocol)["max_concurrency"] = 1  # parts of a file: files are read as streams, many at once
-        _options(protocol)["config_kwargs"] = {"connect_timeout": SILENCE, "read_timeout": SILENCE}
+        _options(protocol)["config_kwargs"] = {
+            "connect_timeout": SOCKET_TIMEOUT_SECONDS,
+            "read_timeout": SOCKET_TIMEOUT_SECONDS,
+        }
 
 
 def _configure_google() -> None:
@@ -57,7 +60,7 @@ def _configure_google() -> None:
 def _http_limits() -> Any:
     import aiohttp  # a dependency of gcsfs, and of fsspec's HTTP
 
-    return aiohttp.ClientTimeout(sock_connect=SILENCE, sock_read=SILENCE)
+    return aiohttp.ClientTimeout(sock_connect=SOCKET_TIMEOUT_SECONDS, sock_read=SOCKET_TIMEOUT_SECONDS)
 
 
 def _trace() -> Any:
@@ -68,7 +71,7 @@ def _trace() -> Any:
     import aiohttp
 
     async def begin(session: Any, context: Any, request: Any) -> None:
-        progress = timeout.current.get()
+        progress = timeout.current_progress.get()
         if progress and request.url.query.get("alt") == "media":  # gcsfs repeats a request for contents that broke off
             key = (request.url, request.headers.get("Range"))
             if key in progress.requests and not progress.fault:
@@ -76,13 +79,13 @@ def _trace() -> Any:
             progress.requests.add(key)
 
     async def end(session: Any, context: Any, request: Any) -> None:
-        answer, progress = request.response, timeout.current.get()
+        answer, progress = request.response, timeout.current_progress.get()
         if progress and retry.is_busy(answer.status):
             progress.fault = f"{answer.status} {answer.reason}"
             await _wait_as_asked(answer.headers.get("Retry-After", ""))
 
     async def fail(session: Any, context: Any, request: Any) -> None:
-        progress = timeout.current.get()
+        progress = timeout.current_progress.get()
         if progress and isinstance(request.exception, Exception):  # not the cancellation of one of several requests
             progress.fault = reason(request.exception)
 

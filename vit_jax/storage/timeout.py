@@ -38,7 +38,7 @@ class Progress(Callback):
         super().set_size(size)
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Records progress if more bytes have come than ever before in this call.
+        """Records progress if more bytes of the copy have arrived than in any earlier attempt. fsspec calls this.
 
         Raises:
             CancelledError: the call was abandoned.
@@ -51,14 +51,14 @@ class Progress(Callback):
 
 _waiting: set[concurrent.futures.Future] = set()
 _ended = threading.Event()
-current: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("current", default=None)
+current_progress: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("current_progress", default=None)
 
 
 def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float | None = None) -> Any:
     """Returns what a call returns, or raises what it raises.
 
     The call runs in a thread of its own, which is abandoned at the limit: some libraries neither give up nor can be
-    stopped. In this thread, and in the tasks that it starts, `current` is the `Progress` of the call.
+    stopped. In this thread, and in the tasks that it starts, `current_progress` is the `Progress` of the call.
 
     Args:
         what: the name of the file or server in the error message.
@@ -74,7 +74,7 @@ def call_with_timeout(what: str, call: Callable[[Progress], Any], seconds: float
     progress = Progress()
 
     def run() -> None:
-        current.set(progress)
+        current_progress.set(progress)
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # the process ends
             try:
                 answer.set_result(call(progress))
