@@ -16,8 +16,9 @@ from vit_jax.config.field import rule_of
 INTRODUCTION = """# Fields of a configuration
 
 All fields, as [vit_jax/config/fields.py](../vit_jax/config/fields.py) declares them. A recipe or a flag
-sets a field: `--config.base_lr=0.01`. `None` unsets a field that is unset by default. `--print` shows the fields of a
-recipe. What a resumed run may change is in [checkpoints.md](checkpoints.md).
+sets a field: `--config.base_lr=0.01`. Where the default is `unset`, the value `None` removes a value that the recipe
+sets. `--print` shows the fields of a recipe. What a resumed run may change is in [checkpoints.md](checkpoints.md). This
+command writes the page:
 
 ```bash
 python -m docs.fields --write=docs/fields.md

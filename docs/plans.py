@@ -18,7 +18,7 @@ from docs.pages import print_sections
 from vit_jax import analysis, cli, models
 from vit_jax.paper import read_paper_runs
 from vit_jax.plan import plan_models
-from vit_jax.planning import STRATEGIES, Request, compile_in_subprocess, config_flags, flops, make_plan, plan_table
+from vit_jax.planning import STRATEGIES, PlanRequest, compile_in_subprocess, config_flags, flops, make_plan, plan_table
 from vit_jax.planning.inference import SIZES, InferenceFigure
 from vit_jax.planning.plan import Plan
 
@@ -48,7 +48,7 @@ def exaflops() -> list[str]:
 
 def plan_recipe(recipe: str, target: str, *words: str) -> Plan:
     """Returns the plan of a recipe on a slice, with further flags."""
-    return make_plan(Request((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
+    return make_plan(PlanRequest((f"--config=configs/{recipe}.py", *words), target), compile_in_subprocess)
 
 
 def first() -> list[str]:
@@ -66,7 +66,7 @@ def misfit() -> list[str]:
 def plan_figure12() -> InferenceFigure:
     """Returns the speed and the largest batch of inference on one chip, for the models of Figure 12."""
     return plan_models(
-        Request(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True), FIGURE_12
+        PlanRequest(("--config=configs/vit_b16_jft.py",), "v5e:1x1", inference=True, schedule=True), FIGURE_12
     )
 
 

@@ -19,7 +19,7 @@ from scipy import stats
 from benchmarks.tpu import table
 from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.experiments import Record, read_records
+from vit_jax.experiments import RunRecord, read_records
 from vit_jax.planning import run_exaflops
 
 PRETRAINED, TUNED, REGULARIZED = "cifar5_compute", "cifar5_tuned_compute", "cifar10_regularization"
@@ -27,12 +27,12 @@ OPTIMIZERS, METHODS = "cifar10_optimizers", "cifar5_methods"
 CHOSEN = ("rate: accuracy on `val`, one seed, %", "chosen", "its accuracy on the test images, %")
 ACCURACY, VAL = "test/accuracy", "val/accuracy"
 SHOTS = ("fewshot/5shot", "fewshot/10shot", "fewshot/25shot")
-Runs = Mapping[str, Mapping[int, Record]]  # point of the study -> seed -> run
+Runs = Mapping[str, Mapping[int, RunRecord]]  # point of the study -> seed -> run
 
 
 def read_study(results: Path, study: str) -> Runs:
     """Returns point of a study -> seed -> record, for the records in the folder `results/<study>`."""
-    runs: dict[str, dict[int, Record]] = {}
+    runs: dict[str, dict[int, RunRecord]] = {}
     for record in read_records(results / study).values():
         point = re.sub(r"[,/]seed=\d+", "", record.name.partition("/")[2])
         runs.setdefault(point, {})[int(record.config["seed"])] = record
@@ -63,7 +63,7 @@ def compute(pretrained: Runs, tuned: Runs) -> Iterable[list[str]]:
         yield ["at equal compute", f"{1e6 * place:.2f}", "", "", interval(hybrid - vit)]
 
 
-def exaflops(runs: Mapping[int, Record]) -> float:
+def exaflops(runs: Mapping[int, RunRecord]) -> float:
     """Returns the exaFLOPs of a run; the runs, one for each seed, need the same."""
     return run_exaflops(next(iter(runs.values())).as_run("").config)
 

@@ -49,7 +49,7 @@ FLAGS = ("--table=", "--datasets=", "--seeds=", "--config=", "--workdir=")
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class FinetuneRequest:
     """What a command line asks for.
 
     Attributes:
@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class DatasetResult:
     """The result on one data set.
 
     Attributes:
@@ -92,11 +92,12 @@ class Row:
     paper: PaperNumber | None
 
 
-def parse_request(argv: list[str]) -> Request:
+def parse_request(argv: list[str]) -> FinetuneRequest:
     """Parses the command line.
 
     Raises:
-        UserError: the table or a data set is unknown, there is no recipe, or its argument names a data set or a split.
+        UserError: --table or a data set is unknown, --config is missing, or the argument of --config names a data set
+            or a split, which the command chooses itself.
     """
     given = {flag: word.removeprefix(flag) for word in argv[1:] for flag in FLAGS if word.startswith(flag)}
     if "--table=" not in given or "--config=" not in given:
@@ -111,10 +112,10 @@ def parse_request(argv: list[str]) -> Request:
     seeds = given.get("--seeds=", SEEDS[table])
     workdir = check_workdir(given.get("--workdir=", f"workdirs/table{table}"))
     words = [word for word in argv[1:] if not word.startswith(FLAGS) and word != "--json"]
-    return Request(table, datasets, seeds, recipe, workdir, words)
+    return FinetuneRequest(table, datasets, seeds, recipe, workdir, words)
 
 
-def list_trials(request: Request, dataset: str) -> list[Combination]:
+def list_trials(request: FinetuneRequest, dataset: str) -> list[Combination]:
     """Returns the runs on a data set among which the learning rate is chosen.
 
     Raises:
@@ -145,7 +146,7 @@ def list_all_trials(argv: list[str]) -> list[Combination]:
     return [trial for dataset in request.datasets for trial in list_trials(request, dataset)]
 
 
-def find_missing(request: Request) -> dict[str, str]:
+def find_missing(request: FinetuneRequest) -> dict[str, str]:
     """Returns data set -> sentence on how to prepare it, for each data set that is not here.
 
     Raises:
@@ -162,7 +163,7 @@ def find_missing(request: Request) -> dict[str, str]:
     return missing
 
 
-def finetune(request: Request, dataset: str, train: Train = train_combinations) -> Row:
+def finetune(request: FinetuneRequest, dataset: str, train: Train = train_combinations) -> DatasetResult:
     """Trains what is left to train on a data set, and returns the result.
 
     Raises:
@@ -174,14 +175,14 @@ def finetune(request: Request, dataset: str, train: Train = train_combinations) 
     weights = best.config.model.name, best.config.init_from
     paper = find_paper_number(request.table, *weights, dataset)
     if averages[0].mean is None:
-        return Row(dataset, averages[0].name, None, None, None, 0, paper)
+        return DatasetResult(dataset, averages[0].name, None, None, None, 0, paper)
     folder = filesystem.join_path(request.workdir, dataset, "full")
     words = [*without_seed(full_split_words(best) or []), f"--sweep.seed={request.seeds}", f"--workdir={folder}"]
     [final] = average_seeds(train(list_combinations(["", *words])))
-    return Row(dataset, averages[0].name, averages[0].mean, final.mean, final.std, final.runs, paper)
+    return DatasetResult(dataset, averages[0].name, averages[0].mean, final.mean, final.std, final.runs, paper)
 
 
-def format_rows(rows: list[Row]) -> str:
+def format_rows(rows: list[DatasetResult]) -> str:
     """Returns a line for each data set; accuracies in percent."""
     head = ("", "chosen", "held out", "test", "std", "runs", "paper")
     lines = [head]

@@ -13,9 +13,10 @@ The same command continues where it was stopped; what has finished is not run ag
 the recipe.
 
 With --frozen, a linear classifier learns from features at the model's own resolution: least squares (fewshot) or
-logistic regression (probe), whose regularisation is chosen on a fifth of the images. The features stay in the cache.
+logistic regression (probe). The regularisation of either is chosen on a fifth of the images. The features stay in the
+cache.
 
-A task whose data set is not in the data directory is left out, with a line on the command that prepares it.
+A task whose data set is not in the data directory is left out. A line states the command that prepares the data set.
 """
 
 import argparse

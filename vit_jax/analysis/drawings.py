@@ -46,7 +46,7 @@ def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observa
     Args:
         spec: the specification of the model.
         params: the parameters of the model, as NumPy arrays.
-        observations: what the model did with images.
+        observations: the images, and the attention weights and outputs of the model for them.
     """
     return [
         filters(spec, params),

@@ -22,7 +22,7 @@ PLANNED = {
     "num_examples": "data.num_examples",
 }
 
-Row = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
+CostLine = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
 
 COST_WORDS = (
     "Images a second and the time waiting for data are medians of the logged lines, without evaluations and saving; "
@@ -86,7 +86,7 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
     ]
 
 
-def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[Row]:
+def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
     """Returns rows of what a run took and of what was planned; a text is empty if the value is unknown."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
     devices, flops = plan.get("devices", 0), 6 * plan.get("macs_per_image", 0)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from vit_jax.analysis import html
 from vit_jax.monitoring import RunFolder
 
-Row = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
+FactLine = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
 SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares
 
 
-def table_of(runs: Sequence[RunFolder], rows: Iterable[Row]) -> str:
+def table_of(runs: Sequence[RunFolder], rows: Iterable[FactLine]) -> str:
     """Returns a table with a column for each run."""
     return html.columns([run.name for run in runs] if len(runs) > 1 else [], rows)
 

@@ -12,7 +12,7 @@ from .preprocess import Preprocessor as Preprocessor
 from .preprocess import value_range_of as value_range_of
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec
-from .setup import Opened as Opened
+from .setup import OpenSources as OpenSources
 from .setup import complete_config as complete_config
 from .setup import describe_evals as describe_evals
 from .setup import eval_batch_size as eval_batch_size

@@ -141,7 +141,7 @@ def tensorflow_grey(image: RGB) -> Grey:
 
 
 def color(image: RGB, factor: float) -> RGB:
-    """Blends from grey (0) to the image (1) and past it."""
+    """Blends the greyscale version of an image (factor 0) with the image (1); above 1 the colours become stronger."""
     return blend_with_grey(image, tensorflow_grey(image), factor)
 
 

@@ -12,11 +12,11 @@ from vit_jax.data.stream_order import StreamOrder
 
 
 def shuffle_epochs(length: int, seed: int) -> grain.MapDataset:
-    """Returns position in the run -> index of the example, of a source of `length` examples; each epoch is shuffled."""
+    """Returns the order of a source's examples: position in the run -> index. Each epoch is shuffled by itself."""
     return grain.MapDataset.range(length).seed(seed).shuffle().repeat(None)
 
 
-class Shares:
+class ProportionalDraws:
     """Which part of a mixture each draw gives.
 
     Of the first n draws, the first part has its share of n, rounded. The second part has its share of the remaining
@@ -47,7 +47,7 @@ class MixedOrder(Endless):
 
     def __init__(self, mixture: Mixture, seed: int):
         """Takes a mixture and the seed of its order."""
-        self.shares, self.starts = Shares(mixture.weights), mixture.starts
+        self.shares, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.parts = [shuffle_epochs(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
 
     def __getitem__(self, position: int) -> int:
@@ -68,7 +68,7 @@ class MixedStreamOrder(Endless, ShardOrder):
         self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
     ):
         """Takes a mixture whose examples lie in shards; the other arguments are those of `StreamOrder`."""
-        self.shares, self.starts = Shares(mixture.weights), mixture.starts
+        self.shares, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.batch, self.readers = batch, readers
         self.rows = batch // readers  # of a reader in a batch
         runs = mixture.runs(shard_lengths)

@@ -20,7 +20,7 @@ from vit_jax.data.headers import check_headers
 from vit_jax.data.order import stream_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import (
-    Opened,
+    OpenSources,
     eval_batch_size,
     eval_keys,
     open_eval_source,
@@ -31,7 +31,7 @@ from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.workers import choose_workers
 from vit_jax.machine import count_cores
 
-NOTHING: Opened = MappingProxyType({})
+NO_SOURCES: OpenSources = MappingProxyType({})
 ANY_CLASSES = 2**31 - 1  # more than any data have
 
 
@@ -96,7 +96,7 @@ def train_batches(
     config: ConfigDict,
     sharding: jax.sharding.NamedSharding,
     start: int = 0,
-    opened: Opened = NOTHING,
+    opened: OpenSources = NO_SOURCES,
 ) -> loader.DevicePrefetcher:
     """Iterates without end over the batches of training.
 
@@ -139,7 +139,7 @@ def train_batches(
     )
 
 
-def describe_fetching(config: ConfigDict, opened: Opened, sharding: jax.sharding.NamedSharding) -> list[str]:
+def describe_fetching(config: ConfigDict, opened: OpenSources, sharding: jax.sharding.NamedSharding) -> list[str]:
     """Returns one line on the bytes that the hosts fetch in an epoch.
 
     The result is empty unless several hosts stream shards from a store. If the rows of several hosts belong to the same
@@ -186,7 +186,7 @@ class EvalBatches:
         config: ConfigDict,
         name: str,
         sharding: jax.sharding.NamedSharding,
-        opened: Opened,
+        opened: OpenSources,
         part: int,
     ):
         """Opens the data of `config.evals[name]`; see `eval_batches`."""
@@ -241,7 +241,7 @@ def eval_batches(
     config: ConfigDict,
     name: str,
     sharding: jax.sharding.NamedSharding,
-    opened: Opened = NOTHING,
+    opened: OpenSources = NO_SOURCES,
     part: int = 0,
 ) -> EvalBatches:
     """Returns the batches of the evaluation `config.evals[name]`.

@@ -18,7 +18,7 @@ from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
 
-Opened: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, "" for that of training; split) -> examples
+OpenSources: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, "" for that of training; split) -> examples
 COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that `describe_evals` treats by name
 T = TypeVar("T", int, int | None)
 
@@ -64,7 +64,7 @@ class DataInfo:
     preprocess: str
     evals: dict[str, dict[str, str]]
     eval_parts: dict[str, int]
-    opened: Opened = dataclasses.field(compare=False)
+    opened: OpenSources = dataclasses.field(compare=False)
     notes: tuple[str, ...] = dataclasses.field(compare=False)
 
 
@@ -186,7 +186,7 @@ def absolute_source(source: str) -> str:
     return sources.change_sources(source, absolute, filesystem.absolute_path)
 
 
-def unused_split(config: ConfigDict, opened: Opened) -> list[str]:
+def unused_split(config: ConfigDict, opened: OpenSources) -> list[str]:
     """Returns at most one line, on a split that is here and could be evaluated.
 
     There is no line unless training and the evaluations read only slices of `train` of the training source.
@@ -286,11 +286,11 @@ def agreed_value(field: str, stated: int | None, found: T, where: str) -> T:
     """Returns `found`; raises UserError if the config states another number for the field."""
     if stated is not None and stated != found:
         differs = f"data.{field} is {stated}, but {where} has {'none' if found is None else found}"
-        raise UserError(f"{differs}; leave out data.{field}, which is taken from the data")
+        raise UserError(f"{differs}; leave out data.{field}{'' if found is None else ', which is taken from the data'}")
     return found
 
 
-def open_eval_sources(config: ConfigDict, name: str, opened: Opened, train: sources.Source) -> Opened:
+def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train: sources.Source) -> OpenSources:
     """Returns the sources of an evaluation, and opens those that are not open yet.
 
     Args:

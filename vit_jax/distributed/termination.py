@@ -6,7 +6,7 @@ import signal
 
 
 class TerminationSignal:
-    """Waits for SIGTERM in any thread, because the main thread may be compiling or waiting for other hosts."""
+    """Reacts to SIGTERM in a thread of its own, because the main thread may be compiling or waiting for other hosts."""
 
     def take_over(self) -> None:
         """Replaces the handler of SIGTERM. Must be called in the main thread."""

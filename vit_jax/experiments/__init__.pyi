@@ -16,7 +16,7 @@ from .paper_tables import weights_of as weights_of
 from .protocols import RATES as RATES
 from .protocols import list_rates as list_rates
 from .results_page import format_page as format_page
-from .run_record import Record as Record
+from .run_record import RunRecord as RunRecord
 from .run_record import make_record as make_record
 from .run_record import read_records as read_records
 from .run_record import write_record as write_record

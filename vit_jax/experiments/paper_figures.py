@@ -8,7 +8,7 @@ from typing import Any
 from vit_jax.analysis import NotebookFigure, label_places
 from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS
 from vit_jax.experiments.paper_tables import mean_of_five, numbers_of_run, our_mean, our_mean_of_five, weights_of
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 from vit_jax.paper import PaperRun, read_paper_numbers, read_paper_runs
 
 PRETRAINING_IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}
@@ -22,7 +22,7 @@ FAMILIES = {
 OURS: Mapping[str, Any] = {"marker": "*", "markersize": 11, "markeredgecolor": "black", "linestyle": ""}
 
 
-def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
+def vtab_groups(records: Sequence[RunRecord]) -> NotebookFigure:
     """Returns Figure 2, drawn from Table 9: mean accuracies over VTAB's 19 tasks and over each group of tasks."""
     numbers = [number for number in read_paper_numbers() if number.table == "9"]
     weights = list(dict.fromkeys(weights_of(number) for number in numbers))
@@ -50,7 +50,7 @@ def vtab_groups(records: Sequence[Record]) -> NotebookFigure:
     return figure
 
 
-def data_sizes(records: Sequence[Record]) -> NotebookFigure:
+def data_sizes(records: Sequence[RunRecord]) -> NotebookFigure:
     """Returns Figure 3, drawn from Table 5: accuracy on ImageNet over the number of pre-training images."""
     numbers = [one for one in read_paper_numbers() if (one.table, one.dataset) == ("5", "imagenet2012")]
     figure = NotebookFigure(figsize=(5.6, 4), layout="constrained")
@@ -73,7 +73,7 @@ def data_sizes(records: Sequence[Record]) -> NotebookFigure:
     return figure
 
 
-def compute(records: Sequence[Record]) -> NotebookFigure:
+def compute(records: Sequence[RunRecord]) -> NotebookFigure:
     """Returns Figure 5, drawn from Table 6: accuracy after fine-tuning over the compute of pre-training on JFT."""
     figure = NotebookFigure(figsize=(11, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -120,7 +120,7 @@ def draw_ours(axes: Any, points: Sequence[tuple[float, float | None]], colour: s
         axes.plot(*zip(*known, strict=True), color=colour, label=f"{name}, ours", **OURS)
 
 
-FIGURES: Mapping[str, Callable[[Sequence[Record]], NotebookFigure]] = {
+FIGURES: Mapping[str, Callable[[Sequence[RunRecord]], NotebookFigure]] = {
     "figure2": vtab_groups,
     "figure3": data_sizes,
     "figure5": compute,

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax.columns import markdown_table
 from vit_jax.experiments.paper_tables import LAYOUTS, format_paper_table, is_recorded
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 from vit_jax.experiments.studies import study_tables
 
 ITEMS = Path(__file__).with_name("paper_items.toml")
@@ -93,7 +93,7 @@ def format_data() -> str:
     return markdown_table([("data", "from", "prepared"), *DATA.values()])
 
 
-def format_overview(records: Sequence[Record]) -> str:
+def format_overview(records: Sequence[RunRecord]) -> str:
     """Returns a Markdown table with a line for each item."""
     lines = [
         (f"[{item.name}](#{anchor(item)})", item.title, name_data(item), describe_ours(item, records))
@@ -118,7 +118,7 @@ def heading(item: PaperItem) -> str:
     return f"{item.name}: {item.title}"
 
 
-def describe_ours(item: PaperItem, records: Sequence[Record]) -> str:
+def describe_ours(item: PaperItem, records: Sequence[RunRecord]) -> str:
     """Returns what was run here for an item: names of study folders, "in part" for a table, or an empty text."""
     folders = study_tables(records, item.study)
     if folders:
@@ -126,12 +126,12 @@ def describe_ours(item: PaperItem, records: Sequence[Record]) -> str:
     return "in part" if item.table and is_recorded(item.table, records) else ""
 
 
-def format_items(records: Sequence[Record]) -> str:
+def format_items(records: Sequence[RunRecord]) -> str:
     """Returns a section for each item."""
     return "\n".join(format_item(item, records) for item in read_items())
 
 
-def format_item(item: PaperItem, records: Sequence[Record]) -> str:
+def format_item(item: PaperItem, records: Sequence[RunRecord]) -> str:
     """Returns the section of an item in Markdown: note, data, plans, commands, picture, table, recorded runs."""
     small = ", ours in small" if item.picture.startswith("studies/") else ""
     table = f"Table {item.table}: {LAYOUTS[item.table].title}.\n\n" if item.table else ""

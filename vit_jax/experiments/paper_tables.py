@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vit_jax.columns import markdown_table
 from vit_jax.data.sources import VTAB_TASKS
 from vit_jax.experiments.protocols import is_of_paper
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 from vit_jax.paper import PaperNumber, PaperRun, read_paper_numbers, read_paper_runs
 
 DATASETS = {
@@ -29,7 +29,7 @@ PRETRAINING = {
 OTHERS = ("BiT-L", "EfficientNet-L2")  # models that the paper only compares with; they have no column of ours
 
 
-class Layout(NamedTuple):
+class TableLayout(NamedTuple):
     """The rows and columns in which the numbers of a table of the paper stand.
 
     Attributes:
@@ -50,23 +50,23 @@ def weights_of(number: PaperNumber | PaperRun) -> str:
     return f"{number.model}, {PRETRAINING[number.pretraining]}"
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "2": Layout(
+LAYOUTS: Mapping[str, TableLayout] = {
+    "2": TableLayout(
         "fine-tuned, mean and standard deviation", ("",), lambda number: (DATASETS[number.dataset],), weights_of
     ),
-    "5": Layout(
+    "5": TableLayout(
         "fine-tuned at 384 pixels",
         ("pre-trained on", ""),
         lambda number: (PRETRAINING[number.pretraining], DATASETS[number.dataset]),
         lambda number: number.model,
     ),
-    "6": Layout(
+    "6": TableLayout(
         "pre-trained on JFT, fine-tuned",
         ("model", "epochs"),
         lambda number: (number.model, str(number.epochs)),
         lambda number: DATASETS[number.dataset],
     ),
-    "9": Layout(
+    "9": TableLayout(
         "the tasks of VTAB-1k",
         ("group", "task"),
         lambda number: (VTAB_TASKS[number.dataset.removeprefix("vtab:")].group or "", number.dataset[5:]),
@@ -75,7 +75,7 @@ LAYOUTS: Mapping[str, Layout] = {
 }
 
 
-def format_paper_table(table: str, records: Sequence[Record]) -> str:
+def format_paper_table(table: str, records: Sequence[RunRecord]) -> str:
     """Returns a table of the paper in Markdown. Each column of the paper is followed by one with our numbers.
 
     Args:
@@ -107,7 +107,7 @@ def _beside(others: bool, paper: str, ours: str) -> list[str]:
     return [paper] if others else [paper, ours]
 
 
-def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
+def _table6_ends(records: Sequence[RunRecord]) -> list[list[str]]:
     """Returns further columns of Table 6, the numbers of Figure 5: a list of headings, then a list for each row."""
     ends = [["mean of the five data sets", "ours", "exaFLOPs"]]
     for run in read_paper_runs():
@@ -117,7 +117,7 @@ def _table6_ends(records: Sequence[Record]) -> list[list[str]]:
     return ends
 
 
-def is_recorded(table: str, records: Sequence[Record]) -> bool:
+def is_recorded(table: str, records: Sequence[RunRecord]) -> bool:
     """Returns whether we have runs for at least one number of a table."""
     return any(our_accuracies(number, records) for number in read_paper_numbers() if number.table == table)
 
@@ -134,7 +134,7 @@ def mean_of_five(run: PaperRun) -> float:
     return statistics.mean(numbers[dataset].accuracy for dataset in FIVE)
 
 
-def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
+def our_mean_of_five(run: PaperRun, records: Sequence[RunRecord]) -> float | None:
     """Returns our mean over the data sets of `mean_of_five`, in percent; None if one of them has no run."""
     numbers = numbers_of_run(run)
     means = [our_mean(numbers[dataset], records) for dataset in FIVE]
@@ -142,13 +142,13 @@ def our_mean_of_five(run: PaperRun, records: Sequence[Record]) -> float | None:
     return statistics.mean(known) if len(known) == len(FIVE) else None
 
 
-def our_mean(number: PaperNumber, records: Sequence[Record]) -> float | None:
+def our_mean(number: PaperNumber, records: Sequence[RunRecord]) -> float | None:
     """Returns the mean accuracy of our runs that reproduce a number of the paper, in percent; None without runs."""
     values = our_accuracies(number, records)
     return statistics.mean(values) if values else None
 
 
-def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
+def format_ours(number: PaperNumber, records: Sequence[RunRecord]) -> str:
     """Returns the mean accuracy of our runs that reproduce a number, such as "88.12 ± 0.05 (3 runs)".
 
     The standard deviation is left out for a single run. The text is empty without runs.
@@ -160,7 +160,7 @@ def format_ours(number: PaperNumber, records: Sequence[Record]) -> str:
     return f"{statistics.mean(values):.2f}{std} ({len(values)} run{'s' if len(values) > 1 else ''})"
 
 
-def our_accuracies(number: PaperNumber, records: Sequence[Record]) -> list[float]:
+def our_accuracies(number: PaperNumber, records: Sequence[RunRecord]) -> list[float]:
     """Returns the accuracies, in percent, of our runs that reproduce a number of the paper.
 
     `protocols.is_of_paper` decides which runs these are. For the data set `vtab` the list has one value, the mean over

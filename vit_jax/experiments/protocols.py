@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data
 from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data import sources
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 from vit_jax.paper import PaperNumber
 
 # Data set -> the learning rates of Table 4, from which the paper chooses.
@@ -41,7 +41,7 @@ def list_rates(dataset: str, model: str) -> tuple[float, ...]:
     return RATES.get(dataset, VTAB_RATES)
 
 
-def is_of_paper(record: Record, number: PaperNumber) -> bool:
+def is_of_paper(record: RunRecord, number: PaperNumber) -> bool:
     """Returns whether a run reproduces a number of the paper.
 
     It does if it started from the weights of the paper and every field that decides what is computed is as in our
@@ -71,7 +71,7 @@ def is_of_paper(record: Record, number: PaperNumber) -> bool:
     return known and real and _without_free(config) == wanted
 
 
-def _is_real(record: Record, config: ConfigDict) -> bool:
+def _is_real(record: RunRecord, config: ConfigDict) -> bool:
     """Returns whether the evaluation `real` used all of ImageNet's validation images, ReaL's labels and the same
     preprocessing as the evaluation `test`.
     """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vit_jax.columns import markdown_table
 from vit_jax.experiments.paper_items import PRICE, format_data, format_items, format_overview, format_pretrainings
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 from vit_jax.experiments.studies import without_studies
 from vit_jax.experiments.transfer import HEADINGS, frozen_metrics, transfer_lines
 
@@ -49,7 +49,7 @@ class; neighbours, probes and training use all training images.
 FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of the metrics to show in percent
 
 
-def format_page(records: Sequence[Record]) -> str:
+def format_page(records: Sequence[RunRecord]) -> str:
     """Returns the page in Markdown."""
     needs = ["### Data\n", format_data(), PRETRAINING, format_pretrainings()]
     paper = [PAPER, format_overview(records), *needs, format_items(records)]
@@ -58,7 +58,7 @@ def format_page(records: Sequence[Record]) -> str:
     return "\n".join([HEAD, *paper, *runs, transfer])
 
 
-def format_runs(records: Sequence[Record]) -> str:
+def format_runs(records: Sequence[RunRecord]) -> str:
     """Returns a Markdown table with a line for each run."""
     headings = ("run", "model", "data", "results", "steps", "time", "hardware", "version")
     lines = [
@@ -77,7 +77,7 @@ def format_runs(records: Sequence[Record]) -> str:
     return markdown_table([headings, *lines])
 
 
-def format_metrics(record: Record) -> list[str]:
+def format_metrics(record: RunRecord) -> list[str]:
     """Returns a text for each accuracy of a run, such as "test/accuracy 98.20 %".
 
     Accuracies of frozen features are left out, and top-5 accuracies if the data has at most ten classes.

@@ -20,7 +20,7 @@ FOLDERS = re.compile(r"(^|(?<=:))/(?!/)(?:[^/]+/)*")  # the folders of an absolu
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A finished run: its configuration and its results.
 
     Attributes:
@@ -46,7 +46,10 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """The seconds that all processes trained, up to their last saves, including compilation and evaluations."""
+        """The seconds of training, summed over the starts of the run, each up to its last save.
+
+        Compilation and evaluations are included.
+        """
         return sum(process["seconds"] for process in self.processes)
 
     @property
@@ -81,7 +84,7 @@ class Record:
         return list(dict.fromkeys(str(process[field]) for process in self.processes if process.get(field)))
 
 
-def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | None = None) -> Record:
+def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | None = None) -> RunRecord:
     """Returns the record of a finished run.
 
     Args:
@@ -110,7 +113,7 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     ledger = {str(category): round(spent, 1) for category, spent in total_seconds(run.starts).items() if spent}
     curve = [{"step": at} | row for at, metrics in run.metrics if (row := evaluated(metrics, config))]
     fields = without_folders(config.to_dict())
-    return Record(name, fields, step, kept, run.processes, without_folders(later), ledger, curve)
+    return RunRecord(name, fields, step, kept, run.processes, without_folders(later), ledger, curve)
 
 
 def evaluated(metrics: dict[str, float], config: ConfigDict) -> dict[str, float]:
@@ -172,7 +175,7 @@ def without_folders(value: Any) -> Any:
     return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
-def write_record(record: Record, folder: Path) -> Path:
+def write_record(record: RunRecord, folder: Path) -> Path:
     """Writes a record to `<folder>/<name>.json`, replacing an earlier record of that name, and returns the path.
 
     Raises:
@@ -185,7 +188,7 @@ def write_record(record: Record, folder: Path) -> Path:
     return path
 
 
-def read_records(folder: Path) -> dict[Path, Record]:
+def read_records(folder: Path) -> dict[Path, RunRecord]:
     """Returns file -> record for all records in a folder and its subfolders, sorted by file.
 
     The records of `vit_jax.measure` in the subfolder `hardware` are left out.
@@ -196,7 +199,7 @@ def read_records(folder: Path) -> dict[Path, Record]:
     records = {}
     for path in sorted(set(folder.rglob("*.json")) - set((folder / HARDWARE).glob("*.json"))):
         try:
-            records[path] = Record(**json.loads(path.read_bytes()))
+            records[path] = RunRecord(**json.loads(path.read_bytes()))
         except (ValueError, TypeError) as error:
             raise UserError(f"cannot read {path}: it is not the record of a run; remove it.") from error
     return records

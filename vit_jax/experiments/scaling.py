@@ -23,7 +23,7 @@ BASE = "base"  # the name of the line whose points belong to all other lines
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ScalingPlot:
     """What to plot.
 
     Attributes:
@@ -63,7 +63,7 @@ class Point:
     runs: int
 
 
-def read_points(folders: list[str], request: Request) -> tuple[list[Point], list[str]]:
+def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], list[str]]:
     """Returns the points of the runs or records in some folders, and why other runs have no point.
 
     Returns:
@@ -125,7 +125,7 @@ def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
     return speeds
 
 
-def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFolder]]:
+def find_readers(folder: str, request: ScalingPlot) -> dict[str, Callable[[], RunFolder]]:
     """Returns place -> a function that reads the run there, for the runs in a folder or for the records in it.
 
     Args:
@@ -149,7 +149,7 @@ def find_readers(folder: str, request: Request) -> dict[str, Callable[[], RunFol
         return {place: functools.partial(record.as_run, place) for place, record in places.items()}
 
 
-def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request) -> Point:
+def make_point(line: str, runs: list[tuple[RunFolder, float]], request: ScalingPlot) -> Point:
     """Returns the point of some runs that differ in the seed only; raises what `find_place` raises.
 
     Args:
@@ -171,7 +171,7 @@ def make_point(line: str, runs: list[tuple[RunFolder, float]], request: Request)
     )
 
 
-def measured(run: RunFolder, request: Request) -> float:
+def measured(run: RunFolder, request: ScalingPlot) -> float:
     """Returns the metric of a run at its last evaluation or, with `request.stop`, where that metric was largest.
 
     Raises:

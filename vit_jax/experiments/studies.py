@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 
 PAPER = Path(__file__).with_name("studies.csv")
 HEADINGS = ("run", "ours, %", "metric", "steps", "runs", "paper")
@@ -17,13 +17,13 @@ def read_paper_rows() -> list[dict[str, str]]:
     return list(csv.DictReader(PAPER.read_text().splitlines()))
 
 
-def without_studies(records: Sequence[Record]) -> list[Record]:
+def without_studies(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Returns the records that do not belong to a study."""
     studies = "|".join({row["study"] for row in read_paper_rows()})
     return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
 
 
-def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[str, ...]]]:
+def study_tables(records: Sequence[RunRecord], study: str) -> dict[str, list[tuple[str, ...]]]:
     """Returns title -> lines of a table with the columns `HEADINGS`, for each folder of recorded runs of a study.
 
     The name of a record tells its study. It consists of the sweep's folder, the run and the seed, such as
@@ -33,7 +33,7 @@ def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[
     """
     rows = [row for row in read_paper_rows() if row["study"] == study]
     stated = {row["run"]: row["paper"] for row in rows}
-    groups: dict[tuple[str, str], list[Record]] = {}
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
     for record in records:
         name = re.sub(r"[,/]seed=\d+(?=,|$)", "", record.name)
         if rows and (match := re.fullmatch(rf"((?:\w+_)?{study})/(.+)", name)):
@@ -47,7 +47,7 @@ def study_tables(records: Sequence[Record], study: str) -> dict[str, list[tuple[
     return tables
 
 
-def averages(records: Sequence[Record]) -> tuple[str, ...]:
+def averages(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Returns the columns of `HEADINGS` between the first and the last, for runs that differ in the seed only.
 
     The metric is `checkpoint.best_metric`, as mean in percent with the standard deviation over several runs. If that is

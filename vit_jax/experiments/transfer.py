@@ -5,7 +5,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from vit_jax.experiments.run_record import Record
+from vit_jax.experiments.run_record import RunRecord
 
 # Heading -> pattern of the metric's name, whose group is the data set.
 FROZEN = {
@@ -17,7 +17,7 @@ FROZEN = {
 HEADINGS = ("weights", "data", *FROZEN, "trained from scratch", "fine-tuned")
 
 
-def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
+def transfer_lines(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """Returns lines with the columns `HEADINGS`, one for each run and data set on which its features were evaluated.
 
     "Fine-tuned" is the mean over runs that started from the weights of this run. "Trained from scratch" is the mean
@@ -37,7 +37,7 @@ def transfer_lines(records: Sequence[Record]) -> list[tuple[str, ...]]:
     return lines
 
 
-def frozen_metrics(record: Record) -> dict[str, tuple[str, str]]:
+def frozen_metrics(record: RunRecord) -> dict[str, tuple[str, str]]:
     """Returns metric -> (data set, heading in `FROZEN`) for the accuracies of frozen features in a record."""
     return {
         name: (match[1], heading)
@@ -47,15 +47,15 @@ def frozen_metrics(record: Record) -> dict[str, tuple[str, str]]:
     }
 
 
-def _trained(records: Sequence[Record], data: str) -> list[Record]:
+def _trained(records: Sequence[RunRecord], data: str) -> list[RunRecord]:
     return [record for record in records if record.dataset == data]
 
 
-def _weights(record: Record) -> str:
+def _weights(record: RunRecord) -> str:
     """Returns the name of the run whose weights a run started from; empty if it started from none."""
     return posixpath.basename((record.config["init_from"] or "").rstrip("/"))
 
 
-def _mean_accuracy(runs: Sequence[Record]) -> float | None:
+def _mean_accuracy(runs: Sequence[RunRecord]) -> float | None:
     known = [value for run in runs if (value := run.metrics.get("test/accuracy")) is not None]
     return statistics.mean(known) if known else None

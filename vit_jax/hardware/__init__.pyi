@@ -3,7 +3,7 @@ from .bench import Bench as Bench
 from .collectives import measure_collectives as measure_collectives
 from .curve import measure_curve as measure_curve
 from .loading import measure_loading as measure_loading
-from .machine_record import Record as Record
+from .machine_record import MachineRecord as MachineRecord
 from .machine_record import Section as Section
 from .machine_record import make_key as make_key
 from .machine_record import open_record as open_record
@@ -14,7 +14,7 @@ from .machine_report import format_row as format_row
 from .machine_report import hardware_page as hardware_page
 from .memory import measure_memory as measure_memory
 from .products import measure_products as measure_products
-from .row import Row as Row
+from .row import Measurement as Measurement
 from .row import merge_hosts as merge_hosts
 from .saving import measure_saving as measure_saving
 from .steps import measure_steps as measure_steps

@@ -7,15 +7,15 @@ import jax
 
 from vit_jax import UserError, models, reason
 from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.row import Row
-from vit_jax.hardware.workloads import Workload
+from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.kernel_trials import PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
 
 INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small, since interpreting one is slow
 
 
-def measure_attention(bench: Bench) -> Iterator[Row]:
+def measure_attention(bench: Bench) -> Iterator[Measurement]:
     """Yields, for each model, how far its attention differs from the plain form, and the times of both.
 
     Host 0 remembers the times for the runs that start on such devices later.
@@ -23,11 +23,11 @@ def measure_attention(bench: Bench) -> Iterator[Row]:
     times = list[AttentionTime]()
     for name in bench.models:
         try:
-            workload = Workload.choose(bench, name)
+            workload = MeasuredStep.choose(bench, name)
             model = workload.device_model(bench)
             sizes = models.attention_sizes(model.vit, workload.images, bench.mesh.shape["tensor"])
         except UserError as error:
-            yield Row(f"{name}: attention", "ms", None, note=str(error))
+            yield Measurement(f"{name}: attention", "ms", None, note=str(error))
             continue
         kind = model.field("attention")
         values = list(compare_values(bench, f"{name}: {kind}", model))
@@ -40,32 +40,32 @@ def measure_attention(bench: Bench) -> Iterator[Row]:
             "no time was left": bench.left <= 0,
         }
         if any(obstacles.values()):
-            yield Row(f"{name}: {kind}", "ms", None, note=next(filter(obstacles.get, obstacles)))
+            yield Measurement(f"{name}: {kind}", "ms", None, note=next(filter(obstacles.get, obstacles)))
             continue
         try:
             yield from compare_times(bench, f"{name}: {kind}, {workload.images} images", kind, sizes, times)
         except jax.errors.JaxRuntimeError as error:
-            yield Row(f"{name}: {kind}", "ms", None, advice="kernel time", note=reason(error))
+            yield Measurement(f"{name}: {kind}", "ms", None, advice="kernel time", note=reason(error))
     if bench.device.platform == "cpu":
         small = models.create(INTERPRETED, resolution=64, attention="fused")
         with interpret_kernels():
             yield from compare_values(bench, f"{INTERPRETED}: fused, interpreted", small)
-        yield Row("fused: time", "ms", None, note="a CPU executes no kernel")
+        yield Measurement("fused: time", "ms", None, note="a CPU executes no kernel")
     if bench.coordinator.host == 0 and times:
         remember_times(bench.device.device_kind, times)
 
 
-def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row]:
+def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Measurement]:
     """Yields how far a model's attention is from the plain form in float32: the result and each gradient."""
     tensor = bench.mesh.shape["tensor"]
     try:
         differences = models.measure_differences(model.spec, bench.device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
-        yield Row(f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}")
+        yield Measurement(f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}")
         return
     for what, value in differences.items():
         finite = value if math.isfinite(value) else None
-        yield Row(
+        yield Measurement(
             f"{name}, {what}",
             "relative",
             finite,
@@ -81,7 +81,7 @@ def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Row
 
 def compare_times(
     bench: Bench, name: str, kind: str, sizes: models.AttentionSizes, times: list[AttentionTime]
-) -> Iterator[Row]:
+) -> Iterator[Measurement]:
     """Yields the times of the forward pass and of the forward and backward pass, beside those of the plain form.
 
     If the latter two differ by more than their spreads, they are appended to `times`.
@@ -90,7 +90,7 @@ def compare_times(
     for what in forms[0]:
         own, plain = bench.time_in_turns([calls[what] for calls in forms])
         measured, predicted = (1e3 * own.median, 1e3 * own.spread), 1e3 * plain.median
-        yield Row(f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time")
+        yield Measurement(f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time")
     if own.spread + plain.spread < abs(own.median - plain.median):
         sized = sizes.heads, sizes.head_dim, sizes.tokens, sizes.dtype
         times.append(AttentionTime(*sized, kind, own.median, plain.median))

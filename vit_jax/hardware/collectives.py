@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.hardware.bench import Bench
 from vit_jax.hardware.published import find_slice
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.row import Measurement
 from vit_jax.planning import Collective, find_links
 
 SIZES = (2**16, 2**20, 2**23, 2**26)  # bytes
@@ -60,24 +60,24 @@ def bus_bytes(kind: str, size: int, devices: int) -> float:
     return rounds * size * (devices - 1) / devices if rounds else float(size)
 
 
-def measure_collectives(bench: Bench) -> Iterator[Row]:
+def measure_collectives(bench: Bench) -> Iterator[Measurement]:
     """Yields the bus bandwidth of each collective over each axis that has several devices."""
     axes = [(axis, devices) for axis, devices in bench.mesh.shape.items() if devices > 1]
     if not axes:
-        yield Row("collectives", "GB/s", None, note="there is one device")
+        yield Measurement("collectives", "GB/s", None, note="there is one device")
     for size in SIZES:  # the largest last, if the time is short
         for axis, devices in axes:
             for kind in KINDS:
                 name = f"{kind} of {size // 2**10:,} KiB over {devices} devices of mesh.{axis}"
                 if bench.left <= 0:
-                    yield Row(name, "GB/s", None, note="no time was left")
+                    yield Measurement(name, "GB/s", None, note="no time was left")
                     continue
                 timing = bench.time(collective(bench.mesh, axis, kind, size)).of(REPEATS)
                 sent = bus_bytes(kind, size, devices) / 1e9
                 seconds = predict_seconds(bench.mesh, axis, kind, size) if size >= LARGE else None
                 predicted, source = (sent / seconds, "published links") if seconds else (None, "")
                 note = f"{1e6 * timing.median:,.0f} µs"
-                yield Row(name, "GB/s", *timing.rate(sent), predicted, source, advice="collective", note=note)
+                yield Measurement(name, "GB/s", *timing.rate(sent), predicted, source, advice="collective", note=note)
 
 
 def collective(mesh: Mesh, axis: str, kind: str, size: int) -> Callable[[], jax.Array]:

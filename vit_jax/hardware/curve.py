@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax import data, sharding
 from vit_jax.config import get_config, resolve_config
 from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.row import Measurement
 from vit_jax.program import make_program
 
 RECORDED = Path(__file__).parent / "curve.json"  # one CPU device, float32
@@ -43,19 +43,19 @@ FIELDS = {
 }
 
 
-def measure_curve(bench: Bench) -> Iterator[Row]:
+def measure_curve(bench: Bench) -> Iterator[Measurement]:
     """Yields the largest relative difference from the recorded losses, over all steps and over the first `EARLY`."""
     parts = bench.mesh.devices.size // bench.mesh.shape["tensor"]
     if BATCH % parts:
         note = f"its batch of {BATCH} cannot be split over {parts} devices"
-        yield Row("losses", "relative", None, note=note)
+        yield Measurement("losses", "relative", None, note=note)
         return
     losses = train(bench.mesh, lambda: bench.left > 0)
     recorded = np.array(json.loads(RECORDED.read_text()))[: len(losses)]
     difference = np.abs(losses - recorded) / recorded
     for steps, tolerance in {len(losses): TOLERANCE, EARLY: EARLY_TOLERANCE}.items():
         largest = float(difference[:steps].max())
-        yield Row(
+        yield Measurement(
             f"losses of {steps} steps in float32, the largest difference",
             "relative",
             largest if np.isfinite(largest) else None,

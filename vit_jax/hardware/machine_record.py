@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax import UserError, __version__
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.row import Measurement
 from vit_jax.machine import describe_hardware
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem, versions
@@ -27,11 +27,11 @@ class Section:
     """
 
     seconds: float
-    rows: tuple[Row, ...]
+    rows: tuple[Measurement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class MachineRecord:
     """All that was measured.
 
     Attributes:
@@ -48,12 +48,12 @@ class Record:
         """Returns the record with one more section."""
         return dataclasses.replace(self, sections={**self.sections, name: section})
 
-    def find(self, section: str, name: str) -> Row | None:
+    def find(self, section: str, name: str) -> Measurement | None:
         """Returns a row by its name; None: it is not there."""
         rows = self.sections[section].rows if section in self.sections else ()
         return next((row for row in rows if row.name == name), None)
 
-    def off(self) -> list[tuple[str, Row]]:
+    def off(self) -> list[tuple[str, Measurement]]:
         """Returns the rows that are off, each after the name of its section."""
         return [(name, row) for name, section in self.sections.items() for row in section.rows if row.verdict]
 
@@ -69,7 +69,7 @@ class Record:
     def from_json(cls, given: dict[str, Any]) -> "Record":
         """Rebuilds a record from what `to_json` returned."""
         sections = {
-            name: Section(section["seconds"], tuple(Row(**row) for row in section["rows"]))
+            name: Section(section["seconds"], tuple(Measurement(**row) for row in section["rows"]))
             for name, section in given["sections"].items()
         }
         return cls(given["name"], given["key"], sections)
@@ -97,7 +97,7 @@ def make_key(devices: list[jax.Device], hosts: int, mesh: Mapping[str, int], arg
     }
 
 
-def write_record(record: Record, path: str) -> None:
+def write_record(record: MachineRecord, path: str) -> None:
     """Writes a record, whole or not at all.
 
     Raises:
@@ -106,7 +106,7 @@ def write_record(record: Record, path: str) -> None:
     write_page(path, json.dumps(record.to_json(), indent=1) + "\n")
 
 
-def read_record(path: str) -> Record:
+def read_record(path: str) -> MachineRecord:
     """Returns a record that was written.
 
     Raises:
@@ -114,19 +114,19 @@ def read_record(path: str) -> Record:
     """
     content = filesystem.read_bytes(path)
     try:
-        return Record.from_json(json.loads(content))
+        return MachineRecord.from_json(json.loads(content))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"cannot read {path}: it is not a record of vit_jax.measure; delete it.") from error
 
 
-def open_record(name: str, path: str, key: Mapping[str, Any]) -> Record:
+def open_record(name: str, path: str, key: Mapping[str, Any]) -> MachineRecord:
     """Returns the record at a path, to which sections can be added; a new one without sections if there is none.
 
     Raises:
         UserError: the record there is of other devices, code or arguments, or cannot be read.
     """
     if not filesystem.exists(path):
-        return Record(name, key)
+        return MachineRecord(name, key)
     record = read_record(path)
     if changed := [word for word in key if record.key.get(word) != key[word]]:
         raise UserError(

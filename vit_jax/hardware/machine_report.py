@@ -5,8 +5,8 @@ from html import escape
 
 from vit_jax.analysis import html
 from vit_jax.hardware.advice import ADVICE
-from vit_jax.hardware.machine_record import Record
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.machine_record import MachineRecord
+from vit_jax.hardware.row import Measurement
 
 HEADINGS = ("", "predicted", "measured", "ratio", "", "predicted by", "note")
 NUMBERS = range(1, 4)  # places of the columns that are numbers
@@ -37,7 +37,7 @@ STYLE = """
 """
 
 
-def format_row(section: str, row: Row) -> str:
+def format_row(section: str, row: Measurement) -> str:
     """Returns a row as a line."""
     measured = _measured(row) or f"not measured: {row.note}"
     if row.predicted is not None:
@@ -48,12 +48,12 @@ def format_row(section: str, row: Row) -> str:
     return f"{section}: {row.name}: {measured}{note}{mark}"
 
 
-def format_off(record: Record) -> list[str]:
+def format_off(record: MachineRecord) -> list[str]:
     """Returns a line for each row that is off, with what to do about it."""
     return [f"{section}: {row.name}: {_describe_off(row)}" for section, row in record.off()]
 
 
-def _describe_off(row: Row) -> str:
+def _describe_off(row: Measurement) -> str:
     advice = "the prediction is wrong; please report it" if row.verdict == "better" else ADVICE[row.advice]
     if row.measured is None:
         return f"failed: {row.note}; {advice}."
@@ -62,13 +62,13 @@ def _describe_off(row: Row) -> str:
     return f"{instead}; {advice}."
 
 
-def _measured(row: Row) -> str:
-    """Returns what was measured, with its spread; empty: nothing was."""
+def _measured(row: Measurement) -> str:
+    """Returns the measured value with its spread as text, which is empty if nothing was measured."""
     spread = f" ± {_number(row.spread)}" if row.spread else ""
     return "" if row.measured is None else _quantity(row.measured, row) + spread
 
 
-def _quantity(value: float, row: Row) -> str:
+def _quantity(value: float, row: Measurement) -> str:
     return f"{value:.2g}" if row.unit == "relative" else f"{_number(value)} {row.unit}"
 
 
@@ -77,7 +77,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def hardware_page(record: Record) -> str:
+def hardware_page(record: MachineRecord) -> str:
     """Returns the HTML page of a record."""
     key, off = record.key, format_off(record)
     versions = ", ".join(f"{name} {version}" for name, version in key["versions"].items())
@@ -101,11 +101,11 @@ def hardware_page(record: Record) -> str:
     return html.document(f"Hardware: {record.name}", "\n".join(parts), f"<style>{STYLE}</style>")
 
 
-def _section(title: str, rows: Iterable[Row]) -> str:
+def _section(title: str, rows: Iterable[Measurement]) -> str:
     return f'<h2>{escape(title)}</h2><div class="wide">{html.table(map(_line, rows), HEADINGS, NUMBERS)}</div>'
 
 
-def _line(row: Row) -> html.Html:
+def _line(row: Measurement) -> html.Html:
     bound = ("at most " if row.is_rate else "at least ") if row.kind == "bound" else ""
     predicted = "" if row.predicted is None else bound + _quantity(row.predicted, row)
     ratio = "" if row.ratio is None else f"{row.ratio:.3g}"

@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.hardware.bench import Bench
 from vit_jax.hardware.published import find_published
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.row import Measurement
 
 MEBIBYTES = (64, 256, 1024)  # of an array on a device
 ENOUGH = 0.01  # seconds of a call, above which no larger array is tried
 TRANSFER = 64 * 2**20  # bytes: about those of 256 images
 
 
-def measure_memory(bench: Bench) -> Iterator[Row]:
+def measure_memory(bench: Bench) -> Iterator[Measurement]:
     """Yields how fast each device reads and writes an array while all do so, and how fast the host copies one to it."""
     published = find_published(bench.device.device_kind)
     place, devices = NamedSharding(bench.mesh, P(bench.mesh.axis_names)), bench.mesh.devices.size
@@ -29,7 +29,7 @@ def measure_memory(bench: Bench) -> Iterator[Row]:
         if bench.agree(timing.median) > ENOUGH or bench.left <= 0:
             break
     moved = 2 * mebibytes * 2**20 / 1e9  # read and written
-    yield Row(
+    yield Measurement(
         f"an array of {mebibytes} MiB read and another written, all devices at once: each",
         "GB/s",
         *timing.rate(moved),
@@ -38,8 +38,8 @@ def measure_memory(bench: Bench) -> Iterator[Row]:
         advice="memory",
     )
     if bench.device.platform == "cpu":
-        yield Row("from the host to a device", "GB/s", None, note="a CPU's memory is the host's")
+        yield Measurement("from the host to a device", "GB/s", None, note="a CPU's memory is the host's")
         return
     host: np.ndarray = np.zeros(TRANSFER, np.uint8)
     timing = bench.time(lambda: jax.device_put(host, bench.device))
-    yield Row("from the host to a device", "GB/s", *timing.rate(TRANSFER / 1e9), advice="transfer")
+    yield Measurement("from the host to a device", "GB/s", *timing.rate(TRANSFER / 1e9), advice="transfer")

@@ -9,20 +9,20 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.hardware.bench import Bench, Call, Timing
 from vit_jax.hardware.published import find_published
-from vit_jax.hardware.row import Row
+from vit_jax.hardware.row import Measurement
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)  # of square matrices
 ENOUGH = 0.01  # seconds: from there on, what a call costs beside its product does not count
 
 
-def measure_products(bench: Bench) -> Iterator[Row]:
+def measure_products(bench: Bench) -> Iterator[Measurement]:
     """Yields the rate of square products on all devices at once, and the rate of the slowest device alone."""
     devices = bench.mesh.devices.flatten()
     published = find_published(bench.device.device_kind)
     everywhere = NamedSharding(bench.mesh, P(bench.mesh.axis_names))
     size, timing = grow(bench, everywhere, len(devices))
     operations = 2 * size**3 / 1e9
-    yield Row(
+    yield Measurement(
         f"square products of {size} in {bench.dtype}, all devices at once: each",
         "GFLOP/s",
         *timing.rate(operations),
@@ -34,7 +34,7 @@ def measure_products(bench: Bench) -> Iterator[Row]:
         calls = [product(bench.dtype, size, SingleDeviceSharding(device), 1) for device in bench.mesh.local_devices]
         timings: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
         slowest, best = (of(timings, key=lambda device: timings[device].median) for of in (max, min))
-        yield Row(
+        yield Measurement(
             "the same, devices in turns: the slowest",
             "GFLOP/s",
             *timings[slowest].rate(operations),

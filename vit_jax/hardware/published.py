@@ -8,7 +8,7 @@ import jax
 from vit_jax.planning import CHIPS, Slice
 
 
-class Published(NamedTuple):
+class ChipSpec(NamedTuple):
     """Speeds of one device.
 
     Attributes:
@@ -30,10 +30,10 @@ TPUS = {
 }
 # NVIDIA's data sheets of A100, H100 and H200.
 GPUS = {
-    "NVIDIA A100-SXM4-40GB": Published(312e12, 1555e9),
-    "NVIDIA A100-SXM4-80GB": Published(312e12, 2039e9),
-    "NVIDIA H100 80GB HBM3": Published(989.4e12, 3350e9),
-    "NVIDIA H200": Published(989.4e12, 4800e9),
+    "NVIDIA A100-SXM4-40GB": ChipSpec(312e12, 1555e9),
+    "NVIDIA A100-SXM4-80GB": ChipSpec(312e12, 2039e9),
+    "NVIDIA H100 80GB HBM3": ChipSpec(989.4e12, 3350e9),
+    "NVIDIA H200": ChipSpec(989.4e12, 4800e9),
 }
 
 
@@ -42,10 +42,10 @@ def find_tpu(device_kind: str) -> str | None:
     return next((chip for kind, chip in TPUS.items() if device_kind.startswith(kind)), None)
 
 
-def find_published(device_kind: str) -> Published | None:
+def find_published(device_kind: str) -> ChipSpec | None:
     """Returns what is published of a kind of device; None: nothing is known here."""
     if chip := find_tpu(device_kind):
-        return Published(CHIPS[chip].flops, CHIPS[chip].hbm_bandwidth)
+        return ChipSpec(CHIPS[chip].flops, CHIPS[chip].hbm_bandwidth)
     return next((published for kind, published in GPUS.items() if device_kind.startswith(kind)), None)
 
 

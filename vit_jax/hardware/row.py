@@ -8,7 +8,7 @@ MARGIN = 0.15  # by which a quantity may differ from its prediction
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Measurement:
     """One line of a record.
 
     Attributes:
@@ -75,10 +75,10 @@ class Row:
         return "better" if gain > allowed and self.kind != "limit" else ""
 
 
-DEFAULTS = {each.name: each.default for each in dataclasses.fields(Row)}
+DEFAULTS = {each.name: each.default for each in dataclasses.fields(Measurement)}
 
 
-def merge_hosts(hosts: Sequence[Sequence[Row]]) -> list[Row]:
+def merge_hosts(hosts: Sequence[Sequence[Measurement]]) -> list[Measurement]:
     """Returns one row for each quantity: that of the host where it is worst.
 
     A note names that host if another one is better by more than `MARGIN`. A host that has the row but could not measure
@@ -89,7 +89,7 @@ def merge_hosts(hosts: Sequence[Sequence[Row]]) -> list[Row]:
     return [_worst({host: rows[name] for host, rows in enumerate(by_name) if name in rows}) for name in names]
 
 
-def _worst(rows: Mapping[int, Row]) -> Row:
+def _worst(rows: Mapping[int, Measurement]) -> Measurement:
     missing = [host for host, row in rows.items() if row.measured is None]
     if missing:
         row = rows[missing[0]]

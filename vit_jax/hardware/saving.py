@@ -10,20 +10,20 @@ import jax
 
 from vit_jax import checkpoint
 from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.row import Row
-from vit_jax.hardware.workloads import Workload
+from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.program import program_without_data
 
 
-def measure_saving(bench: Bench) -> Iterator[Row]:
+def measure_saving(bench: Bench) -> Iterator[Measurement]:
     """Yields how fast the state of the first model is saved, with its fingerprints, and restored."""
-    workload = Workload.of(bench, bench.models[0])
+    workload = MeasuredStep.of(bench, bench.models[0])
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state)) / 1e6
     name = f"the state of {workload.model}, {size:,.0f} MB"
     folder = bench.folder
     if folder is None:
-        yield Row(name, "MB/s", None, note="the hosts share no folder; add --out=gs://BUCKET/FOLDER")
+        yield Measurement(name, "MB/s", None, note="the hosts share no folder; add --out=gs://BUCKET/FOLDER")
         return
     state = jax.block_until_ready(program.init(jax.random.key(0), {}))
     with tempfile.TemporaryDirectory(prefix="vit_jax_measure_") as staging:
@@ -38,11 +38,11 @@ def measure_saving(bench: Bench) -> Iterator[Row]:
             blocked = time.perf_counter() - began
             checkpoints.wait()
             saved = time.perf_counter() - began
-        yield Row(f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s")
+        yield Measurement(f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s")
         del state
         began = time.perf_counter()
         restored = open_checkpoints().restore(program.state, program.state_shardings)
         assert restored
         jax.block_until_ready(restored.state)
         seconds = time.perf_counter() - began
-    yield Row(f"{name}: restored", "MB/s", size / seconds, advice="checkpoint", note="fingerprints compared")
+    yield Measurement(f"{name}: restored", "MB/s", size / seconds, advice="checkpoint", note="fingerprints compared")

@@ -10,8 +10,8 @@ import numpy as np
 
 from vit_jax import machine, reason
 from vit_jax.hardware.bench import Bench, Timing, summarize
-from vit_jax.hardware.row import Row
-from vit_jax.hardware.workloads import Workload
+from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
 from vit_jax.step import Batch, TrainState
@@ -23,7 +23,7 @@ STATES = 3  # a step needs about the memory of so many states, gradients and int
 BYTES = 2**30  # of a GiB
 
 
-class Running(NamedTuple):
+class CompiledStep(NamedTuple):
     """A compiled step with its arguments.
 
     Attributes:
@@ -55,20 +55,20 @@ class TimedSteps(NamedTuple):
     loss: float
 
 
-def measure_steps(bench: Bench) -> Iterator[Row]:
+def measure_steps(bench: Bench) -> Iterator[Measurement]:
     """Yields the rows of every model."""
     for name in bench.models:
-        workload = Workload.choose(bench, name)
+        workload = MeasuredStep.choose(bench, name)
         if note := why_not(bench, workload):
-            yield Row(f"{workload}: step", "ms", None, note=note)
+            yield Measurement(f"{workload}: step", "ms", None, note=note)
             continue
         try:
             yield from measure_model(bench, workload)
         except jax.errors.JaxRuntimeError as error:
-            yield Row(f"{workload}: step", "ms", None, advice="device memory", note=reason(error))
+            yield Measurement(f"{workload}: step", "ms", None, advice="device memory", note=reason(error))
 
 
-def why_not(bench: Bench, workload: Workload) -> str:
+def why_not(bench: Bench, workload: MeasuredStep) -> str:
     """Returns why a step is not measured; an empty text if it is."""
     left, seconds = bench.left, workload.flops * LEAST / bench.product_flops if bench.product_flops else 0.0
     if left <= 0:
@@ -85,24 +85,24 @@ def why_not(bench: Bench, workload: Workload) -> str:
     return ""
 
 
-def measure_model(bench: Bench, workload: Workload) -> Iterator[Row]:
+def measure_model(bench: Bench, workload: MeasuredStep) -> Iterator[Measurement]:
     """Yields the time to compile a step, the time of the first and of later steps, and the memory that a step needs."""
     before = high_water(bench.device)
-    running = start(bench, workload)
-    yield Row(f"{workload}: compile", "s", running.compile_seconds, advice="compile")
-    timed = time_steps(bench, running)
-    yield Row(f"{workload}: first step", "ms", 1e3 * timed.first)
+    compiled = start(bench, workload)
+    yield Measurement(f"{workload}: compile", "s", compiled.compile_seconds, advice="compile")
+    timed = time_steps(bench, compiled)
+    yield Measurement(f"{workload}: first step", "ms", 1e3 * timed.first)
     yield (
         step_row(bench, workload, timed.later)
         if timed.later
-        else Row(f"{workload}: step", "ms", None, note="no time was left for more steps; raise --minutes")
+        else Measurement(f"{workload}: step", "ms", None, note="no time was left for more steps; raise --minutes")
     )
     if not np.isfinite(timed.loss):
-        yield Row(f"{workload}: loss", "nats", None, advice="curve", note="the loss is not a number")
-    yield memory_row(bench, workload, running, before)
+        yield Measurement(f"{workload}: loss", "nats", None, advice="curve", note="the loss is not a number")
+    yield memory_row(bench, workload, compiled, before)
 
 
-def start(bench: Bench, workload: Workload) -> Running:
+def start(bench: Bench, workload: MeasuredStep) -> CompiledStep:
     """Compiles a step, if this was not done, and initialises its state and a batch of random numbers on the devices."""
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
     if str(workload) not in bench.compiled:
@@ -120,7 +120,7 @@ def start(bench: Bench, workload: Workload) -> Running:
         }
 
     batch = jax.jit(draw, out_shardings=program.batch_sharding)()
-    return Running(program, step, program.init(jax.random.key(0), {}), batch, seconds)
+    return CompiledStep(program, step, program.init(jax.random.key(0), {}), batch, seconds)
 
 
 def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
@@ -128,12 +128,12 @@ def advance(step: Callable, state: TrainState, batch: Batch) -> tuple[TrainState
     return step(state, batch)
 
 
-def time_steps(bench: Bench, running: Running) -> TimedSteps:
+def time_steps(bench: Bench, compiled: CompiledStep) -> TimedSteps:
     """Makes steps and times them. As in training, the next step is begun before one ends."""
-    state, seconds = running.state, list[float]()
+    state, seconds = compiled.state, list[float]()
     for _ in range(1 + WARM):
         began = time.perf_counter()
-        state, metrics = advance(running.step, state, running.batch)
+        state, metrics = advance(compiled.step, state, compiled.batch)
         jax.block_until_ready(metrics)
         seconds.append(time.perf_counter() - began)
         first, last, left = bench.agree(seconds[0]), bench.agree(seconds[-1]), bench.left
@@ -142,7 +142,7 @@ def time_steps(bench: Bench, running: Running) -> TimedSteps:
     seconds = []
     for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / last)))):
         end = time.perf_counter()
-        state, upcoming = advance(running.step, state, running.batch)
+        state, upcoming = advance(compiled.step, state, compiled.batch)
         jax.block_until_ready(metrics)
         seconds.append(time.perf_counter() - end)
         metrics = upcoming
@@ -150,7 +150,7 @@ def time_steps(bench: Bench, running: Running) -> TimedSteps:
     return TimedSteps(first, summarize(seconds[1:]), float(metrics["train/loss"]))
 
 
-def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
+def step_row(bench: Bench, workload: MeasuredStep, timing: Timing) -> Measurement:
     """Returns the row of a step: its time, predicted by its schedule.
 
     Where no schedule is kept, the prediction is the time that the step's matrix products alone take at the measured
@@ -161,7 +161,7 @@ def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
     notes = [f"{workload.images / timing.median:,.1f} images a second and device"]
     notes += [f"{bound / timing.median:.0%} of the products' rate"] if bound else []
     notes += [f"the compiler's estimate: {1e3 * schedule.estimated / schedule.clock:.4g} ms"] if schedule else []
-    row = Row(
+    row = Measurement(
         f"{workload}: step",
         "ms",
         1e3 * timing.median,
@@ -179,14 +179,14 @@ def step_row(bench: Bench, workload: Workload, timing: Timing) -> Row:
     return dataclasses.replace(row, predicted=1e3 * cycles / schedule.clock, source=source, kind="near")
 
 
-def memory_row(bench: Bench, workload: Workload, running: Running, before: int | None) -> Row:
+def memory_row(bench: Bench, workload: MeasuredStep, compiled: CompiledStep, before: int | None) -> Measurement:
     """Returns the row of the memory's high-water mark, beside what the compiler allocates."""
     after, name = high_water(bench.device), f"{workload}: memory's high-water mark"
-    expected = peak_bytes(running.step.memory_analysis(), bench.device.platform == "tpu")  # type: ignore[attr-defined]
+    expected = peak_bytes(compiled.step.memory_analysis(), bench.device.platform == "tpu")  # type: ignore[attr-defined]
     if after is None or after == before:
         note = "below that of what came before" if after else "these devices count no bytes"
-        return Row(name, "GiB", None, 0.0, expected / BYTES, "the compiler's", note=note)
-    return Row(name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory")
+        return Measurement(name, "GiB", None, 0.0, expected / BYTES, "the compiler's", note=note)
+    return Measurement(name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory")
 
 
 def high_water(device: jax.Device) -> int | None:

@@ -38,7 +38,7 @@ SHRINK = 4  # from one number of images to the next smaller one
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class CompiledStepCycles:
     """What the compiler for TPUs says of a step; a row of schedules.csv, which `benchmarks.tpu` compiled.
 
     Attributes:
@@ -63,15 +63,15 @@ class Schedule:
         return parse_topology(self.topology).chip.clock
 
 
-def read_schedules() -> list[Schedule]:
+def read_schedules() -> list[CompiledStepCycles]:
     """Returns the schedules that are kept, those of slices with fewer chips first."""
     _, *rows = csv.reader(SCHEDULES.read_text().splitlines())
-    kept = [Schedule(topology, model, *map(int, numbers)) for topology, model, *numbers in rows]
+    kept = [CompiledStepCycles(topology, model, *map(int, numbers)) for topology, model, *numbers in rows]
     return sorted(kept, key=lambda row: parse_topology(row.topology).chips)
 
 
 @dataclasses.dataclass(frozen=True)
-class Workload:
+class MeasuredStep:
     """A training step of a model.
 
     Attributes:
@@ -126,7 +126,7 @@ class Workload:
         config.model.dtype = bench.dtype if config.model.dtype == "auto" else config.model.dtype
         return model_without_data(config).for_device(bench.device.device_kind, self.images, bench.mesh.shape["tensor"])
 
-    def find_schedule(self, bench: Bench) -> Schedule | None:
+    def find_schedule(self, bench: Bench) -> CompiledStepCycles | None:
         """Returns the schedule of this step on such devices; None: none is kept, or the command line changes the step.
 
         If none is kept for the slice of the devices, the schedule is that of another slice of the same kind of chip.

@@ -69,4 +69,9 @@ def check_cluster(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
     proxies = [key for key in environment if key.lower() in ("http_proxy", "https_proxy", "grpc_proxy")]
     if proxies:
         message = f"{', '.join(proxies)} set: the hosts of a cluster may not reach each other through a proxy"
-        yield Finding("warning", "proxy", message, f"on a cluster: unset {' '.join(proxies)}")
+        yield Finding(
+            "warning",
+            "proxy",
+            message,
+            f"before training on several hosts, unset {' '.join(proxies)}",
+        )

@@ -17,7 +17,7 @@ from .inference import InferencePoint as InferencePoint
 from .inference import plan_inference as plan_inference
 from .plan_page import write_page as write_page
 from .plan_table import render_plans as render_plans
-from .plan_types import Request as Request
+from .plan_types import PlanRequest as PlanRequest
 from .plan_types import config_flags as config_flags
 from .planner import make_plan as make_plan
 from .search import STRATEGIES as STRATEGIES

@@ -7,20 +7,20 @@ compiled here to predict their times: docs/speed.md, How true it is.
 import dataclasses
 from typing import Literal
 
-Measure = Literal["estimate", "schedule"]
+CycleEstimate = Literal["estimate", "schedule"]
 
 FEWEST_RUNS = 3  # with fewer published runs there is no band
 
 # Measure -> kind of chip -> the published over the predicted time of a step, of each run. The numbers are those of
 # python -m benchmarks.calibration.
-MEASURED: dict[Measure, dict[str, tuple[float, ...]]] = {
+MEASURED: dict[CycleEstimate, dict[str, tuple[float, ...]]] = {
     "estimate": {"v4": (1.09,), "v5e": (0.85, 0.84)},
     "schedule": {"v4": (1.21,), "v5e": (1.16, 1.09)},
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Band:
+class RatioBand:
     """The range of the published step times of real runs, as multiples of their predicted times.
 
     Attributes:
@@ -36,7 +36,7 @@ class Band:
     kinds: tuple[str, ...]
 
 
-def find_band(kind: str, measure: Measure) -> Band | None:
+def find_band(kind: str, measure: CycleEstimate) -> RatioBand | None:
     """Returns the band of predictions for a kind of chip.
 
     If fewer than `FEWEST_RUNS` runs were made on this kind, the band is that of the runs on all kinds together. Returns
@@ -47,5 +47,5 @@ def find_band(kind: str, measure: Measure) -> Band | None:
     for chosen in (own, by_kind):
         ratios = [ratio for each in chosen.values() for ratio in each]
         if len(ratios) >= FEWEST_RUNS:
-            return Band(min(ratios), max(ratios), len(ratios), tuple(sorted(chosen)))
+            return RatioBand(min(ratios), max(ratios), len(ratios), tuple(sorted(chosen)))
     return None

@@ -14,7 +14,7 @@ from typing import IO, Any
 from vit_jax import UserError, printable
 from vit_jax.planning import targets
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.plan_types import Compilation, Request
+from vit_jax.planning.plan_types import Compilation, PlanRequest
 from vit_jax.planning.schedules import dump_environment
 from vit_jax.planning.serialization import compilation_from_json
 
@@ -22,7 +22,7 @@ QUIET_SECONDS = 3.0  # after which the first line is shown
 LINE_SECONDS = 30.0  # between two lines where stderr is not a terminal
 
 
-def compile_in_subprocess(request: Request) -> Compilation:
+def compile_in_subprocess(request: PlanRequest) -> Compilation:
     """Returns what the compiler reports of a program, which another process compiles or finds in the cache.
 
     Raises:

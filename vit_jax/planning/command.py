@@ -5,12 +5,12 @@ import shlex
 from pathlib import PurePath
 
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.plan_types import Request, Workload
+from vit_jax.planning.plan_types import PlanRequest, Workload
 
 BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
 
 
-def training_command(request: Request, workload: Workload) -> str:
+def training_command(request: PlanRequest, workload: Workload) -> str:
     """Returns the shell command that trains as planned.
 
     The command for a TPU slice is that of the launcher for Cloud TPU. It has flags that place data which cloud machines

@@ -22,7 +22,7 @@ from vit_jax.tree import ArrayTree
 
 # What is asked about a function: "memory" is the memory that it needs. "estimate" adds the compiler's estimate of its
 # cycles, and "schedule" adds the schedule of every operation to both.
-Measure = Literal["memory", "estimate", "schedule"]
+CompileDetail = Literal["memory", "estimate", "schedule"]
 PACKAGES = ("jax", "jaxlib", "libtpu")  # whose versions a report states
 
 
@@ -42,7 +42,7 @@ class Function(NamedTuple):
     options: Options
 
 
-def compile_function(function: Function, mesh: Mesh, target: str, measure: Measure = "estimate") -> StepReport:
+def compile_function(function: Function, mesh: Mesh, target: str, measure: CompileDetail = "estimate") -> StepReport:
     """Returns the compiler's report of a function, from the cache if it is there.
 
     Args:
@@ -85,7 +85,7 @@ def _compile(
     lowered: jax.stages.Lowered,
     target: str,
     devices: list[jax.Device],
-    measure: Measure,
+    measure: CompileDetail,
 ) -> Executable:
     """Compiles a function, and returns what the compiled program contains."""
     folder = schedules.dump_folder() if measure == "schedule" else None
@@ -99,7 +99,7 @@ def _compile(
     return executable
 
 
-def _cache_path(mesh: Mesh, target: str, measure: Measure, options: Options, text: str) -> Path:
+def _cache_path(mesh: Mesh, target: str, measure: CompileDetail, options: Options, text: str) -> Path:
     flags = [schedules.other_flags(), os.environ.get("XLA_FLAGS", "")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]

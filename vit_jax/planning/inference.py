@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from vit_jax import models
 from vit_jax.columns import markdown_table
 from vit_jax.planning.estimate import estimate_schedule, estimate_step
-from vit_jax.planning.plan_types import Compilation, Request
+from vit_jax.planning.plan_types import Compilation, PlanRequest
 
 SIZES = (64, 128, 224, 384, 512)  # pixels, those of the figure
 MODELS = (
@@ -86,8 +86,8 @@ class InferenceFigure:
 
 
 def plan_inference(
-    request: Request,
-    compile: Callable[[Request], Compilation],
+    request: PlanRequest,
+    compile: Callable[[PlanRequest], Compilation],
     names: Sequence[str] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> InferenceFigure:
@@ -116,7 +116,7 @@ def nearest_resolution(name: str, size: int) -> int:
     return max(1, math.floor(size / patch + 0.5)) * patch
 
 
-def _plan_point(request: Request, compile: Callable[[Request], Compilation], name: str, size: int) -> InferencePoint:
+def _plan_point(request: PlanRequest, compile: Callable[[PlanRequest], Compilation], name: str, size: int) -> InferencePoint:
     resolution = nearest_resolution(name, size)
     rows, columns = models.create(name, resolution=resolution).spec.grid
     images = max(2, 2 ** round(math.log2(TOKENS / (rows * columns))))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.planning.calibration import Band
+from vit_jax.planning.calibration import RatioBand
 from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.plan_types import Compilation, ConfigChange
 
@@ -56,7 +56,7 @@ class Estimate:
     mfu: float
     model_flops: float
     run: RunEstimate | None
-    band: Band | None = None
+    band: RatioBand | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ScheduleEstimate:
     seconds: float
     images_per_second_per_chip: float
     mfu: float
-    band: Band | None = None
+    band: RatioBand | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from vit_jax.columns import align
-from vit_jax.planning.calibration import Band
+from vit_jax.planning.calibration import RatioBand
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.parts import ACTIVATIONS, function_name, memory_parts
@@ -27,7 +27,10 @@ def side_by_side(plans: Iterable[Plan]) -> list[tuple[str, list[str]]]:
 
 
 def plan_rows(plan: Plan) -> dict[str, str]:
-    """Returns label -> text of the lines of a plan; bytes, FLOPs and exchanges are those of one chip (or device)."""
+    """Returns label -> text of the lines of a plan.
+
+    Bytes, FLOPs and exchanges are those of one chip, or of one local device without --topology.
+    """
     workload = plan.compilation.workload
     parts = f" in {workload.accum_steps} parts" if workload.accum_steps > 1 else ""
     rows: Rows = {
@@ -210,7 +213,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield from ("", f"{run_sentence(plan)}:", plan.command)
 
 
-def format_band(band: Band | None) -> str:
+def format_band(band: RatioBand | None) -> str:
     """Returns a band as text: the range of published step times as multiples of the predicted ones."""
     if band is None:
         return "not calibrated"

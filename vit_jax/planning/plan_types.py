@@ -15,7 +15,7 @@ def config_flags(change: ConfigChange) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What is to be compiled.
 
     Attributes:

@@ -7,13 +7,13 @@ from vit_jax.planning.command import training_command
 from vit_jax.planning.estimate import estimate_interruptions, estimate_schedule, estimate_step
 from vit_jax.planning.goodput import ASSUMED_FAULTS, Faults
 from vit_jax.planning.plan import Advice, LargestBatch, Plan
-from vit_jax.planning.plan_types import Compilation, ConfigChange, Request
+from vit_jax.planning.plan_types import Compilation, ConfigChange, PlanRequest
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
 
 
 def make_plan(
-    request: Request,
-    compile: Callable[[Request], Compilation],
+    request: PlanRequest,
+    compile: Callable[[PlanRequest], Compilation],
     largest_batch: bool = False,
     chip_hour_price: float | None = None,
     faults: Faults = ASSUMED_FAULTS,

@@ -21,7 +21,7 @@ from vit_jax.planning.plan_types import (
 )
 
 Json = dict[str, Any]
-Record = TypeVar("Record")
+ReportT = TypeVar("Record")
 
 
 def plan_to_json(plan: Plan) -> Json:
@@ -108,7 +108,7 @@ def remembered_step(text: str, flops: float) -> StepReport:
         raise ValueError("not a report") from error
 
 
-def _select(kind: type[Record], given: Json) -> Record:
+def _select(kind: type[ReportT], given: Json) -> ReportT:
     """Builds a record from the values of its fields; other keys of `given` are ignored."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: given[name] for name in names})

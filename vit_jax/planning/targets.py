@@ -9,7 +9,7 @@ from jax.experimental import topologies
 
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
-from vit_jax.planning.plan_types import Request
+from vit_jax.planning.plan_types import PlanRequest
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.
@@ -23,7 +23,7 @@ NO_POD = {
 POD_PREFIXES = ("MEGASCALE_", "TPU_", "CLOUD_TPU_", "SLURM_", "OMPI_", "JAX_COORDINATOR_", "JAX_NUM_P", "JAX_PROCESS_")
 
 
-def compiler_environment(request: Request) -> dict[str, str]:
+def compiler_environment(request: PlanRequest) -> dict[str, str]:
     """Returns the environment in which the compiler's process finds the devices of the target.
 
     If that process fails, its last line on stderr is the exception, and not JAX's advice on how to see more of the

@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.planning import flops, targets
-from vit_jax.planning.compiler import Function, Measure, compile_function, device_bytes
-from vit_jax.planning.plan_types import Compilation, EvaluationReport, Request, StepReport, Workload
+from vit_jax.planning.compiler import Function, CompileDetail, compile_function, device_bytes
+from vit_jax.planning.plan_types import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
 from vit_jax.training import load_teacher
@@ -31,7 +31,7 @@ Report = TypeVar("Report", StepReport, EvaluationReport)
 def main(argv: list[str]) -> None:
     """Answers the request in the first argument."""
     given = json.loads(argv[1])
-    request = Request(**given | {"words": tuple(given["words"])})
+    request = PlanRequest(**given | {"words": tuple(given["words"])})
     threading.Thread(target=end_with_parent, args=[os.getppid()], daemon=True).start()
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # what recipes and libraries print is not part of the answer
@@ -52,7 +52,7 @@ def end_with_parent(parent: int, period: float = 1.0) -> None:
     os._exit(1)
 
 
-def compile_request(request: Request) -> Iterator[str | Compilation]:
+def compile_request(request: PlanRequest) -> Iterator[str | Compilation]:
     """Yields, before each function is compiled, a text that says which one it is, and at the end the compilation.
 
     Raises:
@@ -64,7 +64,7 @@ def compile_request(request: Request) -> Iterator[str | Compilation]:
     config, program = program_without_data(config, devices, teacher.model if teacher else None)
     workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
     state, shardings, options = program.state, program.state_shardings, program.compiler_options
-    measure: Measure = "schedule" if request.schedule else "estimate"
+    measure: CompileDetail = "schedule" if request.schedule else "estimate"
     yield _progress(workload, "prediction" if request.inference else "train step")
     if request.inference:
         function = Function(program.predict, (state.params, program.batch["image"]), shardings.params, options)
@@ -97,7 +97,7 @@ def _limit(report: Report, workload: Workload) -> Report:
     return report
 
 
-def describe_workload(config: ConfigDict, program: Program, request: Request, memory_bytes: int) -> Workload:
+def describe_workload(config: ConfigDict, program: Program, request: PlanRequest, memory_bytes: int) -> Workload:
     """Returns the workload of a request: what is known before anything is compiled."""
     state, shardings, images = program.state, program.state_shardings, program.batch["image"]
     spec, teacher = program.model.spec, program.teacher

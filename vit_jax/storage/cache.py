@@ -39,7 +39,7 @@ def root() -> Path:
 
 
 def max_bytes() -> int:
-    """Returns how many bytes the copies may take together.
+    """Returns how many bytes the copies of remote files in the cache may take, by `VIT_JAX_CACHE_GB` or a default.
 
     Raises:
         UserError: `VIT_JAX_CACHE_GB` is not a number.

@@ -109,7 +109,9 @@ class Mirror:
         end = time.monotonic() + RELEASE
         while cache.is_locked_here(self.path):
             if time.monotonic() > end:
-                raise UserError(f"an earlier run of this process still waits for {location}; try again later.")
+                raise UserError(
+                    f"an earlier training in this process still uploads to {location}; try again later."
+                )
             time.sleep(0.05)
         if not cache.lock_folder(self.path):
             advice = "stop that process, or choose another --workdir"

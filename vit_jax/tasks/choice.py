@@ -59,7 +59,7 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
     if model.field("distilled_head") and config.task.teacher_weight in (0, 1):
         raise UserError(
             f"task.teacher_weight={config.task.teacher_weight:g} trains one of the two heads of model.distilled_head "
-            "alone; choose a value between 0 and 1, or set --config.model.distilled_head=False."
+            "alone; choose a value above 0 and below 1, or set --config.model.distilled_head=False."
         )
     return Distill(
         **fields,
@@ -73,7 +73,8 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
 def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
     target, masked, swapped = config.task.target, config.task.masked, config.task.swapped
     if model.field("stem") != "patches":
-        raise UserError(f"masked patches are pixels, but {model.name} has none; choose a ViT without a ResNet.")
+        hybrid = f"{model.name} has no patches of pixels, which task.kind=masked_patches needs"
+        raise UserError(f"{hybrid}; choose a ViT without a ResNet.")
     size = model.field("patch_size")
     labelled = {"loss": "softmax", "label_smoothing": 0, "mixup": 0, "cutmix": 0, "mixed_labels": "share"}
     refuse(
@@ -83,13 +84,14 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
         ),
         (
             not re.search(r"value_range\(-1(\.0*)?,1(\.0*)?\)$", config.data.preprocess.replace(" ", "")),
-            "masked patches are predicted as pixels: end data.preprocess with value_range(-1,1), and set other "
-            "statistics by model.image_mean and model.image_std.",
+            "task.kind=masked_patches needs pixels from -1 to 1: end data.preprocess with value_range(-1,1), and give "
+            "another mean or standard deviation as model.image_mean and model.image_std.",
         ),
         (masked + swapped > 1, f"task.masked={masked} and task.swapped={swapped} are together more than 1."),
         (
             any(config.task[field] != value for field, value in labelled.items()),
-            "masked patches have no labels: leave task." + ", ".join(labelled) + " alone.",
+            f"task.kind=masked_patches uses no labels: leave {', '.join(f'task.{field}' for field in labelled)} at "
+            "their defaults.",
         ),
     )
     return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
@@ -107,6 +109,7 @@ def task_of_model(model: Model) -> Task:
         size, outputs = model.field("patch_size"), model.field("num_classes")
         names = [name for name, target in TARGETS.items() if outputs and target.outputs(size) == outputs]
         if not names:
-            raise UserError(f"{model.name} has {outputs} outputs for a patch, but no task.target has so many.")
+            unfit = f"{model.name} has {outputs} outputs for a patch"
+            raise UserError(f"{unfit}, but no task.target has this number of outputs.")
         return MaskedPatches(size, names[0])
     return Classify(model.field("num_classes"), model.loss)

@@ -58,7 +58,7 @@ class Classify:
         return {"images": images}, targets
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, Int[Array, " batch"] | Int[Array, "batch labels"]]:
-        """Returns the images and their labels."""
+        """Returns the images of a batch of an evaluation, and their labels as the data have them, not yet one-hot."""
         return {"images": batch["image"]}, batch["label"]
 
     def targets(self, labels: Int[Array, " batch"] | Int[Array, "batch labels"]) -> Float[Array, "batch classes"]:

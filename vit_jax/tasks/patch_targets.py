@@ -23,7 +23,7 @@ OfPatches: TypeAlias = Float[Array, "batch patches"]
 
 
 class PatchTarget(Protocol):
-    """What is predicted of a patch: one of `TARGETS`."""
+    """What a model predicts of a masked patch. `TARGETS` has the three forms."""
 
     def outputs(self, patch_size: int) -> int:
         """Returns the number of outputs for a patch of `patch_size` pixels on a side."""
@@ -40,7 +40,7 @@ class PatchTarget(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Colors:
-    """The mean colours of `side` x `side` parts of a patch, each one of 512 classes."""
+    """The mean colours of the parts of a patch, cut into `side` x `side` parts; each colour is one of 512 classes."""
 
     side: int
 

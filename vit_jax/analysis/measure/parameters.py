@@ -1,4 +1,4 @@
-"""What a model has learned about pixels and places, without images."""
+"""What the parameters alone show: what a model has learned about pixels and places. No images are needed."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ def neighbours(old: int, new: int, channels: int = 1) -> tuple[np.ndarray, np.nd
     return first, second, np.repeat(position - floor, channels)
 
 
-class Band(NamedTuple):
+class RowBand(NamedTuple):
     """Rows of the result that are computed together.
 
     Attributes:
@@ -51,7 +51,7 @@ class Band(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def row_bands(old: int, new: int) -> list[Band]:
+def row_bands(old: int, new: int) -> list[RowBand]:
     """Returns the bands of a result of `new` rows; each band needs at most `2 * BAND` of the image's `old` lines."""
     above, below, down = neighbours(old, new)
     bands = []
@@ -61,9 +61,9 @@ def row_bands(old: int, new: int) -> list[Band]:
         count, start, stop = len(first), int(first[0]), int(second[-1]) + 1
         if stop - start > 2 * count:  # most lines are not needed
             lines, order = np.concatenate([first, second]), np.arange(2 * count)
-            bands.append(Band(rows, lines, order[:count], order[count:], down[rows, None]))
+            bands.append(RowBand(rows, lines, order[:count], order[count:], down[rows, None]))
         else:
-            bands.append(Band(rows, slice(start, stop), first - start, second - start, down[rows, None]))
+            bands.append(RowBand(rows, slice(start, stop), first - start, second - start, down[rows, None]))
     return bands
 
 

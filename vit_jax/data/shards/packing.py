@@ -89,7 +89,7 @@ class EncodedExample(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Packing:
+class PackingPlan:
     """What to pack, and how.
 
     Attributes:
@@ -252,7 +252,7 @@ def plan_packing(
     shuffle: int | None = None,
     skip_unreadable: bool = False,
     workers: int = 0,
-) -> Packing:
+) -> PackingPlan:
     """Opens the splits to pack and returns the packing, which `Packing.run` then carries out.
 
     Args:
@@ -299,7 +299,7 @@ def plan_packing(
         },
     )
     labels = dict(zip(selected, range(len(selected)), strict=True))
-    return Packing(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
+    return PackingPlan(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
 
 
 def estimate_size(

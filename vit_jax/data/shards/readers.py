@@ -60,7 +60,7 @@ class Shard(NamedTuple):
     format: str = "array_record"
 
 
-class Streamed(NamedTuple):
+class StreamedShard(NamedTuple):
     """A shard that is open only while it is streamed.
 
     Attributes:
@@ -72,7 +72,7 @@ class Streamed(NamedTuple):
     give_back: Callable[[], None]
 
 
-_streamed: dict[str, Streamed] = {}  # by path
+_streamed: dict[str, StreamedShard] = {}  # by path
 _needed: dict[int, Collection[str]] = {}  # owner, such as the id of a `ShardFetcher` -> paths that it needs
 
 
@@ -164,7 +164,7 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
                 time.sleep(0.1)
                 continue
             unused.callback(give_back)
-            opened = Streamed(open_shard(shard, local), give_back)
+            opened = StreamedShard(open_shard(shard, local), give_back)
             entry = _streamed.setdefault(shard.path, opened)
             if entry is opened:  # and not one that another thread has opened meanwhile
                 unused.pop_all()

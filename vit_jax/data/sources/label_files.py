@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from vit_jax import UserError, user_errors
 
-Row = tuple[str, str]  # image, class
+LabelLine = tuple[str, str]  # image, class
 
 
 def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool:
@@ -22,7 +22,7 @@ def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool
     return fits and (split_names is None or not set(split_names).isdisjoint(words))
 
 
-def parse_label_file(text: str, name: str) -> list[Row]:
+def parse_label_file(text: str, name: str) -> list[LabelLine]:
     """Returns the first two columns of a label file: (image, class) of each line that is not empty.
 
     Columns are separated by commas in a .csv file and by tabs in others.
@@ -45,7 +45,7 @@ def parse_label_file(text: str, name: str) -> list[Row]:
 
 
 def match_images(
-    rows: Sequence[Row], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
+    rows: Sequence[LabelLine], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
 ) -> dict[str, str]:
     """Returns path -> class of the images that a label file lists, and counts the other images.
 

@@ -67,7 +67,7 @@ def change_sources(source: str, change: Callable[[str], str], change_path: Calla
     )
 
 
-def read_weights(parts: Sequence[WeightedSource]) -> tuple[int, ...]:
+def parse_proportions(parts: Sequence[WeightedSource]) -> tuple[int, ...]:
     """Returns the weights as whole numbers in the same proportions; raises UserError if one is no number above 0."""
     weights = []
     for part in parts:
@@ -138,7 +138,7 @@ def mix_sources(
         UserError: a weight is not a number above 0, the classes do not join, the parts differ in `max_labels`, or not
             all parts are in shards and the shards of a part do not fit into the cache.
     """
-    weights = read_weights(parts)
+    weights = parse_proportions(parts)
     names = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
     counts, texts = [source.num_classes for source in sources], [part.source for part in parts]
     class_names, labels = join_classes(names, counts, texts)

@@ -29,7 +29,7 @@ Operand = int | str  # a constant, or the name of a scalar or a predicate
 
 
 @dataclasses.dataclass(frozen=True)
-class Instruction:
+class BundleInstruction:
     """An instruction of the scalar unit, or one that starts a transfer.
 
     Attributes:
@@ -75,7 +75,7 @@ class Bundles:
     """
 
     count: int
-    scalar: dict[int, tuple[Instruction, ...]]
+    scalar: dict[int, tuple[BundleInstruction, ...]]
     rows: dict[int, Counter[str]]
 
 
@@ -85,7 +85,7 @@ def parse_bundles(text: str) -> Bundles:
     regions = {region: number for number, line in enumerate(lines) for region in REGION.findall(line)}
     regions[END] = len(lines) - 1  # which carries no mark
     rows: dict[int, Counter[str]] = {}
-    parsed: dict[int, list[Instruction]] = {}
+    parsed: dict[int, list[BundleInstruction]] = {}
     for number, line in enumerate(lines):
         for code, unit in MATMUL.findall(line):
             taken = PACKED_ROWS if ".bf16" in code and ".lmr" not in code else ROWS
@@ -95,7 +95,7 @@ def parse_bundles(text: str) -> Bundles:
     return Bundles(len(lines), _keep_needed(parsed), rows)
 
 
-def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None:
+def _parse_instruction(part: str, regions: dict[str, int]) -> BundleInstruction | None:
     """Returns a scalar instruction or a transfer; None for all others."""
     match = INSTRUCTION.match(part)
     if match is None:
@@ -107,7 +107,7 @@ def _parse_instruction(part: str, regions: dict[str, int]) -> Instruction | None
     target = TARGET.search(rest)
     slot = STORED.search(rest) if code in ("sst", "sld") else None
     rest = rest[: target.start()] if target else rest[slot.end() :] if slot else rest
-    return Instruction(
+    return BundleInstruction(
         code,
         result,
         tuple(map(_operand, rest.split(","))),
@@ -134,13 +134,13 @@ def _operand(text: str) -> Operand:
     return int(text) if text.lstrip("-").isdecimal() else text.removeprefix("%")
 
 
-def _keep_needed(parsed: dict[int, list[Instruction]]) -> dict[int, tuple[Instruction, ...]]:
+def _keep_needed(parsed: dict[int, list[BundleInstruction]]) -> dict[int, tuple[BundleInstruction, ...]]:
     """Returns bundle -> its branches, transfers and the instructions on which these depend, directly or through others.
 
     Bundles without such instructions are absent.
     """
     everything = [each for bundle in parsed.values() for each in bundle]
-    makers: dict[str, list[Instruction]] = {}
+    makers: dict[str, list[BundleInstruction]] = {}
     for each in everything:
         name = each.slot if each.code == "sst" else each.result
         if name:

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from vit_jax.planning.schedules.scalar_unit import Schedule, read_schedule
+from vit_jax.planning.schedules.scalar_unit import OperationCost, read_schedule
 
 VARIABLE = "LIBTPU_INIT_ARGS"  # libtpu reads it once, when it is loaded
 FLAGS = (
@@ -41,7 +41,7 @@ class Dumps:
     """The schedules of the program that was compiled last."""
 
     def __init__(self, folder: Path) -> None:
-        self._read: dict[Path, Schedule | None] = {}
+        self._read: dict[Path, OperationCost | None] = {}
         paths = sorted(folder.glob("*.txt"))
         self._files = {name[1]: path for path in paths if (name := FILE.fullmatch(path.name))}
         for path in paths:
@@ -60,7 +60,7 @@ class Dumps:
             if one:
                 self._files = dict.fromkeys(names, one) | self._files
 
-    def read(self, name: str) -> Schedule | None:
+    def read(self, name: str) -> OperationCost | None:
         """Returns the schedule of the operation with this name in the program; None: there is none that can be read."""
         path = self._files.get(name)
         if path is None:

@@ -50,7 +50,7 @@ class Timeline:
         self.wait("")
 
 
-class Exchange:
+class ExchangeTimeline:
     """The collectives of a program, one after the other, each at the full speed of the busiest link.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vit_jax.planning.chips import Chip
-from vit_jax.planning.schedules.bundles import Bundles, Instruction, Operand, is_transfer, parse_bundles
+from vit_jax.planning.schedules.bundles import Bundles, BundleInstruction, Operand, is_transfer, parse_bundles
 
 DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
 MAX_STEPS = 5_000_000  # the simulation is given up after so many bundles with scalar instructions
@@ -43,7 +43,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class OperationCost:
     """What one execution of an operation occupies on a core.
 
     Attributes:
@@ -124,7 +124,7 @@ class _Core:
             number = after[number]
         raise ValueError(f"more than {MAX_STEPS:,} steps")
 
-    def holds(self, each: Instruction) -> bool | None:
+    def holds(self, each: BundleInstruction) -> bool | None:
         """Returns whether an instruction is executed; None: unknown."""
         if each.predicate is None:
             return True
@@ -135,7 +135,7 @@ class _Core:
         """Returns the value of an operand; None: unknown."""
         return operand if isinstance(operand, int) else self.values.get(operand or "")
 
-    def execute(self, each: Instruction) -> None:
+    def execute(self, each: BundleInstruction) -> None:
         """Executes an instruction that is no branch."""
         holds = self.holds(each)
         if is_transfer(each.code):
@@ -148,7 +148,7 @@ class _Core:
             self.values[each.result] = value
             self.registers[_register(each.result)] = value
 
-    def compute(self, each: Instruction, holds: bool | None) -> int | None:
+    def compute(self, each: BundleInstruction, holds: bool | None) -> int | None:
         """Returns the result of an instruction; None: unknown."""
         if each.code == "sphi":
             return self.registers.get(_register(each.result or ""))
@@ -176,7 +176,7 @@ class _Core:
             return int(COMPARISONS[kind[1]](values[0], values[1]))
         return _signed(OPERATIONS[kind[0]](values[0], values[1])) if kind[0] in OPERATIONS else None
 
-    def transfer(self, each: Instruction, holds: bool | None) -> None:
+    def transfer(self, each: BundleInstruction, holds: bool | None) -> None:
         """Counts a transfer from or to HBM, unless it is known that it does not take place.
 
         After a transfer of unknown size `granules` is None. A general transfer (`dma.general`) under a condition that
@@ -191,7 +191,7 @@ class _Core:
         self.granules = None if size is None else self.granules + size
 
 
-def read_schedule(text: str) -> Schedule:
+def read_schedule(text: str) -> OperationCost:
     """Returns what an operation occupies, from the text of its final schedule, which libtpu wrote.
 
     Raises:
@@ -207,7 +207,7 @@ def read_schedule(text: str) -> Schedule:
         for number in (number for number in bundles.rows if first <= number < end):
             for unit, taken in bundles.rows[number].items():
                 rows[unit] += taken * times
-    return Schedule(
+    return OperationCost(
         bundles=sum((end - first) * times for (first, end), times in core.issued.items()),
         mxu_rows=max(rows.values(), default=0),
         granules=core.granules,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from vit_jax.planning import collectives, hlo
 from vit_jax.planning.plan_types import StepSchedule
 from vit_jax.planning.schedules.dumps import Dumps
-from vit_jax.planning.schedules.overlap import Exchange, Timeline
+from vit_jax.planning.schedules.overlap import ExchangeTimeline, Timeline
 
 FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
 LAYOUT = FREE | {
@@ -75,7 +75,7 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
     """
     chip = links.tpu.chip
     kinds: Counter[str] = Counter()
-    exchange, copies = Exchange(links, text), Timeline()
+    exchange, copies = ExchangeTimeline(links, text), Timeline()
     hbm_bytes = open_loops = missing = 0
     for executed, fused in group_fused(text):
         if executed.operation in FREE | CONTROL:
