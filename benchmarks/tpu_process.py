@@ -32,7 +32,7 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
         module: the module, whose command calls `answer`.
         *words: the arguments of the command.
     """
-    request = plan_types.Request((), target)
+    request = plan_types.PlanRequest((), target)
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
         environment = targets.compiler_environment(request) | dump_environment(folder)
         command = [sys.executable, "-m", module, *words]

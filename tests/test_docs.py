@@ -61,7 +61,7 @@ from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
 from vit_jax.hardware import products
-from vit_jax.planning import Request, worker
+from vit_jax.planning import PlanRequest, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
 
@@ -227,7 +227,7 @@ def reader(place, monkeypatch):
     monkeypatch.setattr(
         plan,
         "compile_in_subprocess",
-        lambda request: [*worker.compile_request(Request((*request.words, *TINY), "cpu", inference=True))][-1],
+        lambda request: [*worker.compile_request(PlanRequest((*request.words, *TINY), "cpu", inference=True))][-1],
     )
     # tests/test_measure.py runs all.
     monkeypatch.setattr(measure, "SECTIONS", {"products": measure.SECTIONS["products"]})

@@ -17,7 +17,7 @@ from tests.faults.hosts import single
 from tests.hardware.helpers import TINY, make_bench
 from vit_jax import UserError, cli, measure
 from vit_jax.distributed import coordination
-from vit_jax.hardware import Record, Row, read_record
+from vit_jax.hardware import MachineRecord, Measurement, read_record
 
 SMALL = ["--models=ViT-mu/16", *TINY]
 
@@ -35,7 +35,7 @@ def fake_sections(monkeypatch, **functions):
 
 
 def products(bench):
-    yield Row("square products", "GFLOP/s", 50.0, advice="products")
+    yield Measurement("square products", "GFLOP/s", 50.0, advice="products")
 
 
 def run(tmp_path, *words):
@@ -48,7 +48,7 @@ def test_an_interrupted_measurement_goes_on(monkeypatch, tmp_path, capsys):
 
     def interrupted(bench):
         asked.append(bench.product_flops)
-        yield Row("step", "ms", 3.0, 0.0, 2.0, "schedule", advice="step")
+        yield Measurement("step", "ms", 3.0, 0.0, 2.0, "schedule", advice="step")
         if len(asked) == 1:
             raise KeyboardInterrupt
 
@@ -77,7 +77,7 @@ def test_each_part_has_its_share_of_what_is_left(monkeypatch):
     def section(name):
         def function(bench):
             left[name] = bench.deadline - time.monotonic()
-            yield Row(name, "s", 1.0)
+            yield Measurement(name, "s", 1.0)
 
         return function
 
@@ -86,19 +86,19 @@ def test_each_part_has_its_share_of_what_is_left(monkeypatch):
         "SECTIONS",
         {name: (section(name), share) for name, share in zip("abc", (0.5, 0.25, 0.25), strict=True)},
     )
-    *_, record = measure.measure(make_bench(), Record("x", {}), 100.0, None)
+    *_, record = measure.measure(make_bench(), MachineRecord("x", {}), 100.0, None)
     assert [round(left[name]) for name in "abc"] == [50, 50, 100] and list(record.sections) == list("abc")
 
 
 def test_hosts_write_one_record_of_the_slowest(monkeypatch):
     def of_host(bench):
-        yield Row("products", "GFLOP/s", [100.0, 99.0, 40.0][bench.coordinator.host])
-        yield Row("agreed", "s", bench.agree([1.0, 2.0, 3.0][bench.coordinator.host]))
+        yield Measurement("products", "GFLOP/s", [100.0, 99.0, 40.0][bench.coordinator.host])
+        yield Measurement("agreed", "s", bench.agree([1.0, 2.0, 3.0][bench.coordinator.host]))
 
     fake_sections(monkeypatch, products=of_host)
 
     def host(group):
-        *_, record = measure.measure(make_bench(coordinator=OnGroup(group)), Record("x", {}), 10.0, None)
+        *_, record = measure.measure(make_bench(coordinator=OnGroup(group)), MachineRecord("x", {}), 10.0, None)
         return record.sections["products"].rows
 
     found = everywhere([lambda group=group: host(group) for group in make_groups(3)])
@@ -108,7 +108,7 @@ def test_hosts_write_one_record_of_the_slowest(monkeypatch):
 
 def test_devices_that_fail_are_a_row(monkeypatch, tmp_path, capsys):
     def fails(bench):
-        yield Row("first", "ms", 1.0)
+        yield Measurement("first", "ms", 1.0)
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     fake_sections(monkeypatch, products=products, memory=fails)
@@ -121,13 +121,16 @@ def test_an_earlier_record_predicts_what_nothing_else_does(monkeypatch, tmp_path
     fake_sections(monkeypatch, products=products)
     run(tmp_path)
     fake_sections(
-        monkeypatch, products=lambda bench: iter([Row("square products", "GFLOP/s", 30.0, advice="products")])
+        monkeypatch, products=lambda bench: iter([Measurement("square products", "GFLOP/s", 30.0, advice="products")])
     )
     measure.main(["measure", f"--out={tmp_path}", "--name=now", f"--against={tmp_path}/cpu-8.json", *SMALL])
     assert "30 GFLOP/s instead of 50 GFLOP/s (an earlier record)" in capsys.readouterr().out
-    known = Row("a", "ms", 5.0, 0.0, 4.0, "schedule")
-    assert measure.beside_earlier(known, Row("a", "ms", 3.0)) == known
-    assert measure.beside_earlier(Row("a", "ms", 5.0, 0.0, 4.0, kind="bound"), Row("a", "ms", 3.0)).verdict == "worse"
+    known = Measurement("a", "ms", 5.0, 0.0, 4.0, "schedule")
+    assert measure.beside_earlier(known, Measurement("a", "ms", 3.0)) == known
+    assert (
+        measure.beside_earlier(Measurement("a", "ms", 5.0, 0.0, 4.0, kind="bound"), Measurement("a", "ms", 3.0)).verdict
+        == "worse"
+    )
 
 
 def test_words_that_are_no_fields_are_answered():

@@ -174,7 +174,7 @@ def test_the_run_to_evaluate_is_named_with_a_flag_or_without(tmp_path, monkeypat
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(cli, "join_cluster", lambda: None)
     monkeypatch.setattr(
-        evaluate, "evaluate_model", lambda workdir, *args, **named: evaluate.Evaluated({}, {"weights": workdir})
+        evaluate, "evaluate_model", lambda workdir, *args, **named: evaluate.EvaluationResult({}, {"weights": workdir})
     )
     for words in (["run"], ["--workdir=run"], ["run", "--workdir=run"]):
         evaluate.main(["evaluate.py", *words, "--json"])

@@ -30,7 +30,7 @@ from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, ope
 from vit_jax.machine import count_cores
 
 
-class Evaluated(NamedTuple):
+class EvaluationResult(NamedTuple):
     """The metrics of a model, and what identifies its weights and the data.
 
     Attributes:
@@ -60,7 +60,7 @@ def evaluate_model(
     data_dir: str | None = None,
     save: str | None = None,
     save_dir: str | Path = ".",
-) -> Evaluated:
+) -> EvaluationResult:
     """Returns the metrics of a model, and what identifies its weights and the data.
 
     Args:
@@ -106,7 +106,7 @@ def evaluate_model(
         for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
             tell(f"Wrote {written}")
     metrics = evals.run_evaluators(evaluators, weights, cache=cache)
-    return Evaluated({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
+    return EvaluationResult({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 
 def set_workers(config: ConfigDict, asked: int | None) -> None:

@@ -34,8 +34,8 @@ from vit_jax.hardware import (
     FIELDS,
     MODELS,
     Bench,
-    Record,
-    Row,
+    MachineRecord,
+    Measurement,
     Section,
     format_off,
     format_row,
@@ -60,7 +60,7 @@ from vit_jax.storage import filesystem
 STEPS = 240  # a training step may last 1 / STEPS of all the time
 # Name of a section -> (the function that measures it, its share of the time). Time that a section does not need is left
 # to the sections after it.
-SECTIONS: dict[str, tuple[Callable[[Bench], Iterator[Row]], float]] = {
+SECTIONS: dict[str, tuple[Callable[[Bench], Iterator[Measurement]], float]] = {
     "products": (measure_products, 0.04),
     "memory": (measure_memory, 0.04),
     "collectives": (measure_collectives, 0.10),
@@ -105,7 +105,9 @@ def main(argv: list[str]) -> None:
         tell(f"Wrote {record_path} and {page_path}")
 
 
-def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None) -> Iterator[Record]:
+def measure(
+    bench: Bench, record: MachineRecord, seconds: float, earlier: MachineRecord | None
+) -> Iterator[MachineRecord]:
     """Yields the record as it is at first, and after each section.
 
     Args:
@@ -132,26 +134,26 @@ def measure(bench: Bench, record: Record, seconds: float, earlier: Record | None
             bench.product_flops = 1e9 * (record.sections[name].rows[0].measured or 0.0)
 
 
-def measured_rows(function: Callable[[Bench], Iterator[Row]], bench: Bench) -> Iterator[Row]:
+def measured_rows(function: Callable[[Bench], Iterator[Measurement]], bench: Bench) -> Iterator[Measurement]:
     """Yields the rows of a section. Of several hosts' rows for one quantity, the worst is yielded.
 
     If the devices fail, a last row says so.
     """
 
-    def own_rows() -> Iterator[Row]:
+    def own_rows() -> Iterator[Measurement]:
         try:
             yield from function(bench)
         except jax.errors.JaxRuntimeError as error:
-            yield Row("the rest", "", None, advice="products", note=reason(error))
+            yield Measurement("the rest", "", None, advice="products", note=reason(error))
 
     if bench.coordinator.hosts == 1:
         yield from own_rows()  # each is printed at once
         return
     answers = bench.coordinator.all_gather("the rows of a part", [row.to_json() for row in own_rows()])
-    yield from merge_hosts([[Row(**row) for row in rows] for rows in answers])
+    yield from merge_hosts([[Measurement(**row) for row in rows] for rows in answers])
 
 
-def beside_earlier(row: Row, earlier: Row | None) -> Row:
+def beside_earlier(row: Measurement, earlier: Measurement | None) -> Measurement:
     """Returns a row with the measured value of an earlier row as its prediction.
 
     The row is returned unchanged if `earlier` has no value, or if the row has a prediction that is not just a bound.
@@ -161,14 +163,14 @@ def beside_earlier(row: Row, earlier: Row | None) -> Row:
     return dataclasses.replace(row, predicted=earlier.measured, source="an earlier record", kind="limit")
 
 
-def share_record(coordinator: Coordinator, read: Callable[[], Record]) -> Record:
+def share_record(coordinator: Coordinator, read: Callable[[], MachineRecord]) -> MachineRecord:
     """Returns what host 0 reads, on every host.
 
     Raises:
         UserError: see `read`.
     """
     records = run_on_all(coordinator, "the record", lambda: None if coordinator.host else read().to_json())
-    return Record.from_json(records[0])
+    return MachineRecord.from_json(records[0])
 
 
 @contextlib.contextmanager

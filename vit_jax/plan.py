@@ -29,7 +29,7 @@ from vit_jax.planning import (
     STRATEGIES,
     Faults,
     InferenceFigure,
-    Request,
+    PlanRequest,
     compile_in_subprocess,
     config_flags,
     make_plan,
@@ -136,7 +136,7 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
 
 
 def plan_models(
-    request: Request, names: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+    request: PlanRequest, names: Sequence[str] | None = None, sizes: Sequence[int] | None = None
 ) -> InferenceFigure:
     """Returns the speed and the largest batch of predictions for several models.
 
@@ -211,7 +211,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_requests(args: argparse.Namespace, words: list[str]) -> list[Request]:
+def make_requests(args: argparse.Namespace, words: list[str]) -> list[PlanRequest]:
     """Returns a request for each target and strategy.
 
     Raises:
@@ -224,7 +224,7 @@ def make_requests(args: argparse.Namespace, words: list[str]) -> list[Request]:
         for target in targets:
             parse_topology(target)
     return [
-        Request((*words, *flags), target, args.inference, args.cpu or 1, args.schedule)
+        PlanRequest((*words, *flags), target, args.inference, args.cpu or 1, args.schedule)
         for target, flags in itertools.product(targets, placements)
     ]
 

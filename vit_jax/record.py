@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, analysis, cli, experiments, user_errors
-from vit_jax.experiments import Record, format_page, make_record, read_records, write_record
+from vit_jax.experiments import RunRecord, format_page, make_record, read_records, write_record
 from vit_jax.monitoring import find_runs, write_page
 
 
@@ -40,7 +40,7 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(folder: Path, records: Sequence[Record]) -> None:
+def draw(folder: Path, records: Sequence[RunRecord]) -> None:
     """Draws the figures of the paper that show accuracies, with those of the records.
 
     Raises:

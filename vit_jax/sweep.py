@@ -53,7 +53,7 @@ def plot(argv: list[str]) -> None:
     folders = [word for word in argv if not word.startswith("--")]
     if not folders or not flags["plot"]:
         raise UserError("write --plot=FILE and folders of runs, as in --plot=scaling.svg workdirs/digits.")
-    request = scaling.Request(flags.get("metric"), flags.get("against", scaling.COMPUTE), flags.get("stop"))
+    request = scaling.ScalingPlot(flags.get("metric"), flags.get("against", scaling.COMPUTE), flags.get("stop"))
     points, notes = scaling.read_points(folders, request)
     print("\n".join(f"Left out: {note}" for note in notes), end="\n" if notes else "", file=sys.stderr)
     rows = [json.dumps(dataclasses.asdict(point)) for point in points]

@@ -6,7 +6,7 @@ import pytest
 
 from configs import finetune, vtab
 from tests.conftest import ROOT
-from vit_jax.experiments import Record, paper_figures
+from vit_jax.experiments import RunRecord, paper_figures
 
 FIVE = ("imagenet2012", "cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102")
 
@@ -18,7 +18,7 @@ def lines(axes):
 def tuned(dataset, model, weights, accuracy):
     config = finetune.get_config(f"model={model},dataset={dataset}")
     config.init_from = weights
-    return Record(dataset, config.to_dict(), config.total_steps, {"test/accuracy": accuracy}, [])
+    return RunRecord(dataset, config.to_dict(), config.total_steps, {"test/accuracy": accuracy}, [])
 
 
 def test_the_means_of_vtab_are_those_of_its_groups():
@@ -30,7 +30,7 @@ def test_the_means_of_vtab_are_those_of_its_groups():
     for task in natural:
         config = vtab.get_config(f"task={task},model=ViT-L/16")
         config.init_from = "ViT-L/16-imagenet21k"
-        records.append(Record(task, config.to_dict(), 2500, {"test/accuracy": 0.8}, []))
+        records.append(RunRecord(task, config.to_dict(), 2500, {"test/accuracy": 0.8}, []))
     whole, *groups = (lines(axes) for axes in paper_figures.vtab_groups(records).axes)
     [place] = groups[0].values()
     assert place == [(2, pytest.approx(80))] and not whole and not groups[1]

@@ -21,7 +21,7 @@ from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import absolute_source
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture, list_splits
-from vit_jax.data.sources.mixture import WeightedSource, parse_mixture, read_weights
+from vit_jax.data.sources.mixture import WeightedSource, parse_mixture, parse_proportions
 from vit_jax.data.sources.source import SourceConfig
 
 PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
@@ -97,7 +97,7 @@ def test_a_batch_of_a_streamed_mixture_has_the_shares():
 
 def test_weights_are_read_exactly(here):  # noqa: F811
     def weights(*texts):
-        return read_weights([WeightedSource(text, "digits") for text in texts])
+        return parse_proportions([WeightedSource(text, "digits") for text in texts])
 
     assert weights("0.7", "0.3") == (7, 3) and weights("2", "1/3", "1e-1") == (60, 10, 3)
     for wrong in ("x", "0", "-1", "nan", "inf", "", "1/0"):

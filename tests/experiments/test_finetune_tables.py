@@ -103,8 +103,10 @@ def test_what_is_tried_is_what_table_4_states(tmp_path):
 
 def test_the_paper_is_beside_its_weights():
     number = finetune.find_paper_number("2", "ViT-L/16", "ViT-L/16-imagenet21k", "cifar10")
-    row = finetune.Row("cifar10", "base_lr=0.01", 0.99, 0.991, 0.0004, 3, number)
-    lines = finetune.format_rows([row, finetune.Row("cifar100", "base_lr=1", None, None, None, 0, None)]).splitlines()
+    row = finetune.DatasetResult("cifar10", "base_lr=0.01", 0.99, 0.991, 0.0004, 3, number)
+    lines = finetune.format_rows(
+        [row, finetune.DatasetResult("cifar100", "base_lr=1", None, None, None, 0, None)]
+    ).splitlines()
     assert lines[1].split()[1:] == ["base_lr=0.01", "99.00", "99.10", "0.04", "3", "99.15", "±", "0.03"]
     assert lines[2].split()[1:] == ["base_lr=1", "-", "diverged", "-", "0", "-"]
 

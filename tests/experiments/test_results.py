@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from vit_jax import UserError, interop, record
 from vit_jax.config import save_config
 from vit_jax.experiments import (
-    Record,
+    RunRecord,
     format_page,
     make_record,
     paper_tables,
@@ -162,7 +162,7 @@ def test_the_pictures_are_drawn_with_the_page(tmp_path, capsys):
 def test_frozen_features_stand_beside_runs_on_the_same_data():
     def run(name, source, weights, metrics, seed=0):
         config = {"data": {"source": source}, "init_from": weights, "seed": seed}
-        return Record(name, config, 10, metrics, [])
+        return RunRecord(name, config, 10, metrics, [])
 
     frozen = {"test/accuracy": 0.9, "fewshot_b/5shot": 0.25, "knn_b/20nn": 0.5, "probe_sgd_b/accuracy": 0.75}
     records = [
@@ -187,7 +187,7 @@ def test_frozen_features_stand_beside_runs_on_the_same_data():
         "trained from scratch": "12.50",
         "fine-tuned": "62.50",
     }
-    assert results_page.format_metrics(Record("start", {"data": {"num_classes": 10}}, 10, frozen, [])) == [
+    assert results_page.format_metrics(RunRecord("start", {"data": {"num_classes": 10}}, 10, frozen, [])) == [
         "test/accuracy 90.00 %"
     ]
 
@@ -236,7 +236,7 @@ def fine_tuned(dataset="cifar10", accuracy=0.98, steps=10_000, **fields):
     config = finetune.get_config(f"dataset={dataset}")
     config.init_from = "ViT-B/16-imagenet21k"
     config.update(fields)
-    return Record("run", config.to_dict(), steps, {"test/accuracy": accuracy}, [PROCESS | {"last": steps}])
+    return RunRecord("run", config.to_dict(), steps, {"test/accuracy": accuracy}, [PROCESS | {"last": steps}])
 
 
 def test_ours_stands_beside_the_number_that_it_is_about():
@@ -255,7 +255,7 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     ):
         record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))  # as it is read from its file
         (record["config"][group] if group else record["config"])[field] = value
-        assert paper_tables.format_ours(cifar10, [Record(**record)]) == "", field
+        assert paper_tables.format_ours(cifar10, [RunRecord(**record)]) == "", field
     for group, field, value in (
         (None, "seed", 5),
         (None, "base_lr", 0.001),
@@ -264,7 +264,7 @@ def test_ours_stands_beside_the_number_that_it_is_about():
     ):
         record = json.loads(json.dumps(dataclasses.asdict(fine_tuned())))
         (record["config"][group] if group else record["config"])[field] = value
-        assert paper_tables.format_ours(cifar10, [Record(**record)]) == "98.00 (1 run)", field
+        assert paper_tables.format_ours(cifar10, [RunRecord(**record)]) == "98.00 (1 run)", field
     assert paper_tables.format_ours(cifar10, others) == ""
     [row] = [line for line in format_page(runs).splitlines() if line.startswith("| ImageNet-21k | CIFAR-10 | 98.95")]
     assert row.startswith("| ImageNet-21k | CIFAR-10 | 98.95 | 98.50 ± 0.71 (2 runs) | 98.79 | |")
@@ -276,7 +276,7 @@ def test_vtab_is_the_mean_of_all_its_tasks():
     for index, task in enumerate(vtab.TASKS):
         config = vtab.get_config(f"task={task},model=ViT-L/16")
         config.init_from = "ViT-L/16-imagenet21k"
-        runs.append(Record(task, config.to_dict(), 2500, {"test/accuracy": index / 20}, [PROCESS]))
+        runs.append(RunRecord(task, config.to_dict(), 2500, {"test/accuracy": index / 20}, [PROCESS]))
     assert [*vtab.TASKS][-1] == "cifar10"  # which is none of the 19
     assert paper_tables.format_ours(number, runs) == "45.00 (1 run)"
     again = dataclasses.replace(runs[0], name="again", metrics={"test/accuracy": 1.0})  # another seed

@@ -23,7 +23,7 @@ def run(folder, name="ViT-B/16", accuracy=0.5, more=None, **fields):
 
 
 def points(*folders, **request):
-    return scaling.read_points([str(folder) for folder in folders], scaling.Request(**request))
+    return scaling.read_points([str(folder) for folder in folders], scaling.ScalingPlot(**request))
 
 
 def test_compute_is_that_of_table_6(tmp_path):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 from tests.hardware.helpers import make_bench
 from vit_jax.hardware import collectives, published, steps
 from vit_jax.hardware.bench import Timing
-from vit_jax.hardware.workloads import Workload
+from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.planning import CHIPS, targets
 
 
@@ -47,21 +47,21 @@ def test_bus_bytes_are_those_of_nccls_tests():
 def test_a_step_stands_beside_its_schedule(topology, model, milliseconds):
     bench = make_bench(devices=targets.find_devices(topology, 1))
     bench.given = frozenset({"data.source"})
-    row = steps.step_row(bench, Workload.of(bench, model), Timing(0.1, 0.001))
+    row = steps.step_row(bench, MeasuredStep.of(bench, model), Timing(0.1, 0.001))
     assert row.predicted == pytest.approx(milliseconds, abs=0.1) and row.kind == "near"
     assert row.source.startswith("schedule of v") and "the compiler's estimate: " in row.note
     bench.given = frozenset({"model.remat"})
-    assert steps.step_row(bench, Workload.of(bench, model), Timing(0.1, 0.001)).source == ""
+    assert steps.step_row(bench, MeasuredStep.of(bench, model), Timing(0.1, 0.001)).source == ""
 
 
 def test_slow_devices_get_fewer_images():
     bench = make_bench()
     bench.product_flops = 1e9
-    whole = Workload.of(bench, "ViT-mu/16")
+    whole = MeasuredStep.of(bench, "ViT-mu/16")
     bench.step_seconds = whole.flops / 1e9 / 3
-    assert Workload.choose(bench, "ViT-mu/16").images == whole.images // 4
+    assert MeasuredStep.choose(bench, "ViT-mu/16").images == whole.images // 4
     bench.step_seconds = 0.0
-    assert Workload.choose(bench, "ViT-mu/16").images == 1
+    assert MeasuredStep.choose(bench, "ViT-mu/16").images == 1
     assert whole.config.batch == 8 * whole.images
 
 

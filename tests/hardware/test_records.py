@@ -12,8 +12,8 @@ from docs.pages import replace_section
 from tests.conftest import ROOT
 from vit_jax import UserError, measure
 from vit_jax.hardware import (
-    Record,
-    Row,
+    MachineRecord,
+    Measurement,
     Section,
     format_off,
     format_row,
@@ -29,10 +29,12 @@ from vit_jax.planning import parse_topology
 KEY = {"hardware": "2 cores of <X>", "mesh": {"data": 2}, "arguments": [], "vit_jax": "1", "source": "abc"}
 KEY |= {"versions": {"jax": "0.10"}}
 ROWS = (
-    Row("square products", "GFLOP/s", 50.0, 1.0, 100.0, "published", advice="products"),
-    Row("S/16: step", "ms", 3.0, 0.1, 2.0, "its products, as measured", "bound", advice="step", note="7 images/s"),
-    Row("B/16: step", "ms", None, note="no time was left"),
-    Row(
+    Measurement("square products", "GFLOP/s", 50.0, 1.0, 100.0, "published", advice="products"),
+    Measurement(
+        "S/16: step", "ms", 3.0, 0.1, 2.0, "its products, as measured", "bound", advice="step", note="7 images/s"
+    ),
+    Measurement("B/16: step", "ms", None, note="no time was left"),
+    Measurement(
         "fused, the result",
         "relative",
         None,
@@ -45,13 +47,15 @@ ROWS = (
     ),
 )
 RECORD = (
-    Record("here", KEY).with_section("products", Section(1.5, ROWS[:1])).with_section("steps", Section(2.0, ROWS[1:]))
+    MachineRecord("here", KEY)
+    .with_section("products", Section(1.5, ROWS[:1]))
+    .with_section("steps", Section(2.0, ROWS[1:]))
 )
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
     path = str(tmp_path / "new" / "here.json")
-    assert open_record("here", path, KEY) == Record("here", KEY, {})
+    assert open_record("here", path, KEY) == MachineRecord("here", KEY, {})
     write_record(RECORD, path)
     assert open_record("here", path, KEY) == RECORD == read_record(path)
     assert RECORD.find("steps", "S/16: step") == ROWS[1] and RECORD.find("steps", "x") is RECORD.find("x", "x") is None
@@ -82,7 +86,7 @@ def test_what_is_off_is_named_with_the_flag_that_avoids_it():
         "products: square products: 50 GFLOP/s instead of 100 GFLOP/s (published); another program"
     )
     assert kernel.startswith("steps: fused, the result: failed: not a number; --config.model.attention=tokens_first")
-    better = Record("x", KEY).with_section("steps", Section(1, (dataclasses.replace(ROWS[0], measured=200.0),)))
+    better = MachineRecord("x", KEY).with_section("steps", Section(1, (dataclasses.replace(ROWS[0], measured=200.0),)))
     [line] = format_off(better)
     assert line.endswith("200 GFLOP/s instead of 100 GFLOP/s (published); the prediction is wrong; please report it.")
     assert format_row("products", ROWS[0]) == (
@@ -97,7 +101,7 @@ def test_the_page_shows_every_row_and_what_is_left():
         assert row.name in text and row.note in text
     assert "2 cores of &lt;X&gt;" in text and text.count("<tr class=off>") == 2 and "at least 2 ms" in text
     assert "Not measured yet: Memory of the devices, Collectives" in text and "<li>products: square products" in text
-    assert "Nothing is off." in hardware_page(Record("x", KEY))
+    assert "Nothing is off." in hardware_page(MachineRecord("x", KEY))
 
 
 @pytest.mark.parametrize(("name", "devices", "sections"), [("cpu2", 2, 8), ("h200", 1, 7)])

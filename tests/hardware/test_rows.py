@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vit_jax.config import FIELDS
-from vit_jax.hardware import Row, merge_hosts
+from vit_jax.hardware import Measurement, merge_hosts
 from vit_jax.hardware.advice import ADVICE
 
 
@@ -29,23 +29,23 @@ from vit_jax.hardware.advice import ADVICE
     ],
 )
 def test_what_differs_by_more_than_15_percent_is_off(unit, kind, measured, verdict):
-    row = Row("a", unit, measured, 0.0, 100.0, kind=kind)
+    row = Measurement("a", unit, measured, 0.0, 100.0, kind=kind)
     assert row.verdict == verdict and (math.isnan(measured) or row.ratio == measured / 100)
 
 
 def test_what_the_spread_explains_is_not_off():
-    assert Row("a", "ms", 130.0, 20.0, 100.0).verdict == ""
-    assert Row("a", "relative", 0.021, 0.0, 0.02, kind="limit", margin=0.0).verdict == "worse"
-    assert Row("a", "ms", 100.0).verdict == Row("a", "ms", None, note="no time was left").verdict == ""
-    assert Row("a", "ms", None, advice="step", note="out of memory").verdict == "failed"
+    assert Measurement("a", "ms", 130.0, 20.0, 100.0).verdict == ""
+    assert Measurement("a", "relative", 0.021, 0.0, 0.02, kind="limit", margin=0.0).verdict == "worse"
+    assert Measurement("a", "ms", 100.0).verdict == Measurement("a", "ms", None, note="no time was left").verdict == ""
+    assert Measurement("a", "ms", None, advice="step", note="out of memory").verdict == "failed"
 
 
 def test_the_worst_host_counts_and_is_named():
     def merged(unit, *values):
-        [row] = merge_hosts([[Row("a", unit, value, note="here")] for value in values])
+        [row] = merge_hosts([[Measurement("a", unit, value, note="here")] for value in values])
         return row
 
-    assert merged("GB/s", 100.0, 99.0, 98.0) == Row("a", "GB/s", 98.0, note="here")
+    assert merged("GB/s", 100.0, 99.0, 98.0) == Measurement("a", "GB/s", 98.0, note="here")
     slow = merged("GB/s", 100.0, 99.0, 50.0)
     assert slow.measured == 50 and slow.note == "host 2 is the slowest; the fastest, host 0: 100 GB/s; here"
     late = merged("ms", 100.0, 199.0, 98.0)
@@ -56,7 +56,11 @@ def test_the_worst_host_counts_and_is_named():
 
 
 def test_hosts_may_have_different_rows():
-    one, two, failed = Row("a", "ms", 1.0), Row("b", "ms", 2.0), Row("c", "ms", None, advice="kernel values", note="no")
+    one, two, failed = (
+        Measurement("a", "ms", 1.0),
+        Measurement("b", "ms", 2.0),
+        Measurement("c", "ms", None, advice="kernel values", note="no"),
+    )
     assert merge_hosts([[one, two], [one, failed]]) == [one, two, failed]
 
 

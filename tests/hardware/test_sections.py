@@ -67,7 +67,7 @@ def test_a_slow_step_is_found_beside_an_earlier_record(monkeypatch):
     monkeypatch.setattr(steps, "advance", lambda *args: (time.sleep(SLOW), advance(*args))[1])
     slow = measure.beside_earlier(rows_of(hardware.measure_steps, bench)[name], healthy[name])
     assert slow.verdict == "worse" and slow.measured > 1e3 * SLOW and slow.source == "an earlier record"
-    record = hardware.Record("x", {}).with_section("steps", hardware.Section(1.0, (slow,)))
+    record = hardware.MachineRecord("x", {}).with_section("steps", hardware.Section(1.0, (slow,)))
     [line] = hardware.format_off(record)
     assert line.startswith(f"steps: {MODEL}, 1 images of 32 pixels a device: step: ") and "profile_steps" in line
 

@@ -8,7 +8,7 @@ import pytest
 from tests.test_program import build
 from vit_jax import UserError
 from vit_jax.kernels import compiler_options
-from vit_jax.planning import Request, client
+from vit_jax.planning import PlanRequest, client
 from vit_jax.training import run_summary
 
 KNOWN = "xla_cpu_enable_fast_min_max"  # what this machine's compiler knows
@@ -93,4 +93,4 @@ def test_a_plan_says_which_option_the_compiler_rejects():
     data = ("--config.data.num_classes=10", "--config.data.num_examples=640")
     words = ("--config=configs/smoke.py", "--config.compiler_options=xla_nope=1", *data)
     with pytest.raises(UserError, match="the compiler for TPU v5 lite rejects xla_nope=1 in compiler_options: No such"):
-        client.compile_in_subprocess(Request(words, "v5e:2x2"))
+        client.compile_in_subprocess(PlanRequest(words, "v5e:2x2"))

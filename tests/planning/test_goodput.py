@@ -10,7 +10,7 @@ from vit_jax import UserError, plan
 from vit_jax.monitoring import Start
 from vit_jax.planning import goodput, plan_table, planner, serialization
 from vit_jax.planning.goodput import FAILURE_RATES, Faults, Restart
-from vit_jax.planning.plan_types import Request
+from vit_jax.planning.plan_types import PlanRequest
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
@@ -72,7 +72,7 @@ def make_plan(**fields):
     executable = dataclasses.replace(EXECUTABLE, cycles=1_500_000_000)
     compilation = make_compilation(500, executable=executable, target="v5e:16x16", **fields)
     faults = Faults(restart=RESTART, restart_of="of a test")
-    return planner.make_plan(Request(("--config=r.py",), "v5e:16x16"), lambda request: compilation, faults=faults)
+    return planner.make_plan(PlanRequest(("--config=r.py",), "v5e:16x16"), lambda request: compilation, faults=faults)
 
 
 def test_a_plan_says_how_often_to_save():
@@ -94,7 +94,7 @@ def test_a_plan_says_how_often_to_save():
 
 
 def test_without_a_time_of_a_step_nothing_is_expected():
-    found = planner.make_plan(Request((), "cpu"), lambda request: make_compilation(500, target="cpu"))
+    found = planner.make_plan(PlanRequest((), "cpu"), lambda request: make_compilation(500, target="cpu"))
     assert found.goodput is None and "goodput" not in plan_table.render_plans([found])
     assert "goodput" not in serialization.plan_to_json(found)
 

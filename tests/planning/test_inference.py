@@ -10,7 +10,7 @@ from vit_jax import UserError, models, plan
 from vit_jax.analysis import plot
 from vit_jax.config import parse_command_line
 from vit_jax.planning import inference
-from vit_jax.planning.plan_types import Request
+from vit_jax.planning.plan_types import PlanRequest
 
 WORDS = ["--config=configs/smoke.py", "--topology=v5e:1x1", "--inference"]
 
@@ -49,7 +49,7 @@ def test_sizes_are_those_that_patches_tile(name, sizes):
 
 def test_two_compilations_give_the_rate_and_the_largest_batch():
     compiler = Compiler()
-    [point] = inference.plan_inference(Request((), "v5e:1x1", True), compiler, ["ViT-B/16"], [225]).points
+    [point] = inference.plan_inference(PlanRequest((), "v5e:1x1", True), compiler, ["ViT-B/16"], [225]).points
     assert compiler.asked == [("ViT-B/16", 224, 128), ("ViT-B/16", 224, 1024)]
     assert (point.images, point.largest_batch, point.by_schedule) == (128, 4950, False)
     assert point.images_per_second == pytest.approx(1.5e6, rel=0.01)  # 1.5 GHz

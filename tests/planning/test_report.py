@@ -13,10 +13,10 @@ from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
 from vit_jax.config import parse_command_line
 from vit_jax.planning import chips, estimate, plan_table, serialization
-from vit_jax.planning.calibration import Band, find_band
+from vit_jax.planning.calibration import RatioBand, find_band
 from vit_jax.planning.command import training_command
 from vit_jax.planning.plan import Advice, Estimate, LargestBatch, Plan, RunEstimate
-from vit_jax.planning.plan_types import EvaluationReport, Exchange, Request, StepSchedule
+from vit_jax.planning.plan_types import EvaluationReport, Exchange, PlanRequest, StepSchedule
 
 
 def compiled_for(tpu, cycles, collectives, **fields):
@@ -159,7 +159,7 @@ def test_a_prediction_stands_with_its_band(plan):
     compilation = make_compilation(500, executable=executable)
     step, schedule = estimate.estimate_step(compilation), estimate.estimate_schedule(compilation)
     assert step.band == find_band("v5e", "estimate") and schedule.band == find_band("v5e", "schedule")
-    bands = Band(0.8, 0.9, 3, ("v5e",)), Band(1.1, 1.25, 4, ("v4", "v5p"))
+    bands = RatioBand(0.8, 0.9, 3, ("v5e",)), RatioBand(1.1, 1.25, 4, ("v4", "v5p"))
     step, schedule = (dataclasses.replace(each, band=band) for each, band in zip((step, schedule), bands, strict=True))
     whole = Plan(compilation, step, by_schedule=schedule)
     shown, found = cells(whole), serialization.plan_to_json(whole)
@@ -245,7 +245,7 @@ def test_a_compilation_survives_json(plan):
 
 def test_the_command_to_run_next():
     words = ("--config=configs/vit_l16_jft.py", "--config.batch=512")
-    request = Request(words, "v5e:2x4")
+    request = PlanRequest(words, "v5e:2x4")
     start = "python -m launch.tpu_vm run vit-l16-jft --topology=v5e:2x4 --zone=ZONE -- python -m vit_jax.main "
     there = " --config.data.source=array_record:gs://BUCKET/DATA --workdir=gs://BUCKET/vit_l16_jft"
     assert training_command(request, WORKLOAD) == start + " ".join(words) + there

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from vit_jax.planning import chips, collectives, hlo, targets
 from vit_jax.planning.schedules import dumps, kernel_cycles, kernels, step_schedule
 from vit_jax.planning.schedules.overlap import Timeline
-from vit_jax.planning.schedules.scalar_unit import Schedule, read_schedule
+from vit_jax.planning.schedules.scalar_unit import OperationCost, read_schedule
 from vit_jax.storage import versions
 
 # A grid of 3 x 4 blocks in a pipeline of two stages: in 13 turns, the first only fetches and the last only computes.
@@ -76,9 +76,9 @@ def test_what_a_collective_sends_beside_an_operation_is_no_traffic_of_its_own():
 def test_the_longest_of_three_counts():
     v5e, v4, v6e = (chips.CHIPS[kind] for kind in ("v5e", "v4", "v6e"))
     for bundles, rows, granules, cycles in ((5, 3, 0, 5), (5, 8, 0, 8), (5, 8, 819 * 10, 480)):
-        assert Schedule(bundles, rows, granules, False, 0, 0).cycles(v5e) == cycles  # 819 GB/s at 1.5 GHz
-    assert Schedule(0, 10, 0, False, 0, 0).cycles(v6e) == 5
-    shared = Schedule(0, 0, 10, True, 0, 0)  # each core of a v4 moves as much
+        assert OperationCost(bundles, rows, granules, False, 0, 0).cycles(v5e) == cycles  # 819 GB/s at 1.5 GHz
+    assert OperationCost(0, 10, 0, False, 0, 0).cycles(v6e) == 5
+    shared = OperationCost(0, 0, 10, True, 0, 0)  # each core of a v4 moves as much
     assert shared.hbm_bytes(v4) == 2 * 10 * 512 and shared.hbm_bytes(v5e) == 10 * 32
 
 
@@ -140,7 +140,7 @@ class Written(dumps.Dumps):
 
     def read(self, name):
         bundles = {"inner": 10, "first": 20, "second": 30, "transposed": 40, "attention": 50, "searched": 7}.get(name)
-        return Schedule(bundles, 0, 1, False, 0, name == "searched") if bundles else None
+        return OperationCost(bundles, 0, 1, False, 0, name == "searched") if bundles else None
 
 
 def test_a_program_is_summed_by_kind_and_its_exchange_laid_beside(monkeypatch):

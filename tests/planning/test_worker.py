@@ -19,7 +19,7 @@ from vit_jax import UserError, plan, tree
 from vit_jax.config import parse_command_line
 from vit_jax.planning import client, plan_table, serialization, targets, worker
 from vit_jax.planning.plan import Plan
-from vit_jax.planning.plan_types import Request
+from vit_jax.planning.plan_types import PlanRequest
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 WORDS += ["--config.task.mixup=0.0"]  # it takes half of the time to compile
@@ -34,7 +34,7 @@ def cache(monkeypatch, tmp_path):
 
 def compile_here(words, inference=False):
     """What is compiled, in words, and the compilation, by the CPU of this process."""
-    *progress, compilation = worker.compile_request(Request(tuple(words), "cpu", inference))
+    *progress, compilation = worker.compile_request(PlanRequest(tuple(words), "cpu", inference))
     return progress, compilation
 
 
@@ -174,10 +174,10 @@ def child(monkeypatch, tmp_path):
 def test_why_the_compilers_process_failed_is_passed_on(child):
     child("echo noise >&2; echo 'vit_jax: no such field.' >&2; exit 2")
     with pytest.raises(UserError, match=r"^no such field\.$"):
-        client.compile_in_subprocess(Request((), "cpu"))
+        client.compile_in_subprocess(PlanRequest((), "cpu"))
     child("echo '{}' | head -c 0; echo 'F0101 lock held' >&2; kill -ABRT $$")
     with pytest.raises(UserError, match=r"^the compiler crashed on this program with signal 6: F0101 lock held"):
-        client.compile_in_subprocess(Request((), "v5e:2x2"))
+        client.compile_in_subprocess(PlanRequest((), "v5e:2x2"))
 
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
@@ -187,7 +187,7 @@ def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
     answers += [{"compiled": serialization.compilation_to_json(found)}]
     child("; sleep 0.3; ".join(f"echo '{json.dumps(answer)}'" for answer in answers))
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
-    assert client.compile_in_subprocess(Request((), "v5e:2x2")) == found
+    assert client.compile_in_subprocess(PlanRequest((), "v5e:2x2")) == found
     assert capsys.readouterr().err.splitlines() == [
         "compiling the train step: 0 s",
         "compiling the evaluation step: 0 s",
@@ -197,10 +197,12 @@ def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
 def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):
     for name in ("TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
         monkeypatch.setenv(name, "10.0.0.1,10.0.0.2")
-    found = targets.compiler_environment(Request((), "v5e:2x2"))
+    found = targets.compiler_environment(PlanRequest((), "v5e:2x2"))
     assert "10.0.0.1,10.0.0.2" not in found.values() and found["JAX_PLATFORMS"] == "cpu"
     assert found.items() >= targets.NO_POD.items()
-    assert targets.compiler_environment(Request((), "cpu", emulated_devices=3))["XLA_FLAGS"].endswith("device_count=3")
+    assert targets.compiler_environment(PlanRequest((), "cpu", emulated_devices=3))["XLA_FLAGS"].endswith(
+        "device_count=3"
+    )
 
 
 def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):

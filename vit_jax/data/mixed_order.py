@@ -47,28 +47,28 @@ class MixedOrder(Endless):
 
     def __init__(self, mixture: Mixture, seed: int):
         """Takes a mixture and the seed of its order."""
-        self.shares, self.starts = ProportionalDraws(mixture.weights), mixture.starts
+        self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.parts = [shuffle_epochs(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
 
     def __getitem__(self, position: int) -> int:
         """Returns the index of an example."""
-        part, number = self.shares.draw(position)
+        part, number = self.draws.draw(position)
         return self.starts[part] + self.parts[part][number]
 
 
 class MixedStreamOrder(Endless, ShardOrder):
     """Position in the run, n * batch + row -> index of the example; each part is streamed in an order of its own.
 
-    Every reader draws the parts in turn, as `Shares` has them. Readers begin at different places of that cycle, so that
-    the shares hold within a batch too. Of each part, a reader reads its own stream. Can be pickled; threads may share
-    it.
+    Every reader draws the parts in turn, as `ProportionalDraws` has them. Readers begin at different places of that
+    cycle, so that the proportions hold within a batch too. Of each part, a reader reads its own stream. Can be pickled;
+    threads may share it.
     """
 
     def __init__(
         self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
     ):
         """Takes a mixture whose examples lie in shards; the other arguments are those of `StreamOrder`."""
-        self.shares, self.starts = ProportionalDraws(mixture.weights), mixture.starts
+        self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.batch, self.readers = batch, readers
         self.rows = batch // readers  # of a reader in a batch
         runs = mixture.runs(shard_lengths)
@@ -84,8 +84,8 @@ class MixedStreamOrder(Endless, ShardOrder):
         number, row = divmod(position, self.batch)
         reader, k = divmod(row, self.rows)
         offset = self.offsets[reader]
-        part, drawn = self.shares.draw(offset + number * self.rows + k)
-        before = self.shares.counts(offset)[part]
+        part, drawn = self.draws.draw(offset + number * self.rows + k)
+        before = self.draws.counts(offset)[part]
         return self.starts[part] + self.parts[part][(drawn - before) * self.readers + reader]
 
     def needed(self, reader: int, begin: int, end: int) -> dict[int, int]:
@@ -95,11 +95,10 @@ class MixedStreamOrder(Endless, ShardOrder):
         """
         offset, needed = self.offsets[reader], dict[int, int]()
         before, first, last = (
-            self.shares.counts(images)
-            for images in (offset, offset + begin * self.rows, offset + (end + 1) * self.rows)
+            self.draws.counts(images) for images in (offset, offset + begin * self.rows, offset + (end + 1) * self.rows)
         )
         for part, order in enumerate(self.parts):
-            start, every = first[part] - before[part], sum(self.shares.weights) / self.shares.weights[part]
+            start, every = first[part] - before[part], sum(self.draws.weights) / self.draws.weights[part]
             for shard, drawn in order.needed(reader, start, last[part] - before[part]).items():
                 needed[self.first_shards[part] + shard] = begin + int((drawn - start) * every / self.rows)
         return needed

@@ -18,7 +18,8 @@ from vit_jax.data.order import choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
 
-OpenSources: TypeAlias = Mapping[tuple[str, str], sources.Source]  # (source, "" for that of training; split) -> examples
+# (source, "" for that of training; split) -> examples
+OpenSources: TypeAlias = Mapping[tuple[str, str], sources.Source]
 COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that `describe_evals` treats by name
 T = TypeVar("T", int, int | None)
 
@@ -235,7 +236,7 @@ def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def eval_keys(config: ConfigDict, name: str) -> list[tuple[str, str]]:
-    """Returns the keys in `Opened` of the data of an evaluation: (source, or "" for the training source; split).
+    """Returns the keys in `OpenSources` of the data of an evaluation: (source, or "" for the training source; split).
 
     The evaluated split comes first. The split that the evaluation learns from, if there is one, comes second.
     """

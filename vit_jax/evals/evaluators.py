@@ -23,7 +23,9 @@ from vit_jax.tree import ArrayTree
 Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]]
 
 
-def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened | None = None) -> dict[str, Evaluator]:
+def make_evaluators(
+    config: ConfigDict, program: Inference, opened: data.OpenSources | None = None
+) -> dict[str, Evaluator]:
     """Returns name of an evaluation -> its evaluator, for all of `config.evals`.
 
     An evaluator is a function (params, tick, cache) -> {`<name>/<metric>`: value}. It calls `tick()` for each batch. It
@@ -37,7 +39,7 @@ def make_evaluators(config: ConfigDict, program: Inference, opened: data.Opened 
     return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
-def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Opened) -> dict[str, Evaluator]:
+def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.OpenSources) -> dict[str, Evaluator]:
     """Returns the evaluators that suit the task of `program`: those of its head, and those of frozen features.
 
     Arguments and result are like those of `make_evaluators`.
@@ -46,7 +48,7 @@ def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Op
     return {name: make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
 
 
-def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.Opened) -> Evaluator:
+def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.OpenSources) -> Evaluator:
     """Returns the evaluator of the evaluation `config.evals[name]`; see `make_evaluators`.
 
     Raises:

@@ -18,7 +18,7 @@ from vit_jax.monitoring import RunFolder, find_runs, read_run
 from vit_jax.planning import run_exaflops
 from vit_jax.storage import filesystem
 
-COMPUTE = "compute"  # the value of `Request.against` that is not a field
+COMPUTE = "compute"  # the value of `ScalingPlot.against` that is not a field
 BASE = "base"  # the name of the line whose points belong to all other lines
 
 

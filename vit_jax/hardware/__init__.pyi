@@ -12,10 +12,10 @@ from .machine_record import write_record as write_record
 from .machine_report import format_off as format_off
 from .machine_report import format_row as format_row
 from .machine_report import hardware_page as hardware_page
+from .measurement import Measurement as Measurement
+from .measurement import merge_hosts as merge_hosts
 from .memory import measure_memory as measure_memory
 from .products import measure_products as measure_products
-from .row import Measurement as Measurement
-from .row import merge_hosts as merge_hosts
 from .saving import measure_saving as measure_saving
 from .steps import measure_steps as measure_steps
 from .workloads import FIELDS as FIELDS

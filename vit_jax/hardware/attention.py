@@ -7,7 +7,7 @@ import jax
 
 from vit_jax import UserError, models, reason
 from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.kernel_trials import PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
@@ -61,7 +61,9 @@ def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Mea
     try:
         differences = models.measure_differences(model.spec, bench.device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
-        yield Measurement(f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}")
+        yield Measurement(
+            f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}"
+        )
         return
     for what, value in differences.items():
         finite = value if math.isfinite(value) else None
@@ -90,7 +92,9 @@ def compare_times(
     for what in forms[0]:
         own, plain = bench.time_in_turns([calls[what] for calls in forms])
         measured, predicted = (1e3 * own.median, 1e3 * own.spread), 1e3 * plain.median
-        yield Measurement(f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time")
+        yield Measurement(
+            f"{name}, {what}", "ms", *measured, predicted, f"{PLAIN}, here", "limit", advice="kernel time"
+        )
     if own.spread + plain.spread < abs(own.median - plain.median):
         sized = sizes.heads, sizes.head_dim, sizes.tokens, sizes.dtype
         times.append(AttentionTime(*sized, kind, own.median, plain.median))

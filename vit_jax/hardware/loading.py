@@ -9,7 +9,7 @@ import jax
 from vit_jax import data
 from vit_jax.hardware import steps
 from vit_jax.hardware.bench import Bench, Timing, seconds_of, summarize
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 
 LEAST, MOST = 5, 200  # batches

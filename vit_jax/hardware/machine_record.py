@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax import UserError, __version__
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 from vit_jax.machine import describe_hardware
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem, versions
@@ -44,7 +44,7 @@ class MachineRecord:
     key: Mapping[str, Any]
     sections: Mapping[str, Section] = dataclasses.field(default_factory=dict)
 
-    def with_section(self, name: str, section: Section) -> "Record":
+    def with_section(self, name: str, section: Section) -> "MachineRecord":
         """Returns the record with one more section."""
         return dataclasses.replace(self, sections={**self.sections, name: section})
 
@@ -66,7 +66,7 @@ class MachineRecord:
         return {"name": self.name, "key": self.key, "sections": sections}
 
     @classmethod
-    def from_json(cls, given: dict[str, Any]) -> "Record":
+    def from_json(cls, given: dict[str, Any]) -> "MachineRecord":
         """Rebuilds a record from what `to_json` returned."""
         sections = {
             name: Section(section["seconds"], tuple(Measurement(**row) for row in section["rows"]))

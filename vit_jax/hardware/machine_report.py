@@ -6,7 +6,7 @@ from html import escape
 from vit_jax.analysis import html
 from vit_jax.hardware.advice import ADVICE
 from vit_jax.hardware.machine_record import MachineRecord
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 
 HEADINGS = ("", "predicted", "measured", "ratio", "", "predicted by", "note")
 NUMBERS = range(1, 4)  # places of the columns that are numbers

@@ -10,7 +10,7 @@ import jax
 
 from vit_jax import checkpoint
 from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.program import program_without_data
 
@@ -38,7 +38,9 @@ def measure_saving(bench: Bench) -> Iterator[Measurement]:
             blocked = time.perf_counter() - began
             checkpoints.wait()
             saved = time.perf_counter() - began
-        yield Measurement(f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s")
+        yield Measurement(
+            f"{name}: saved", "MB/s", size / saved, advice="checkpoint", note=f"training waits {blocked:.2f} s"
+        )
         del state
         began = time.perf_counter()
         restored = open_checkpoints().restore(program.state, program.state_shardings)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import machine, reason
 from vit_jax.hardware.bench import Bench, Timing, summarize
-from vit_jax.hardware.row import Measurement
+from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
@@ -186,7 +186,9 @@ def memory_row(bench: Bench, workload: MeasuredStep, compiled: CompiledStep, bef
     if after is None or after == before:
         note = "below that of what came before" if after else "these devices count no bytes"
         return Measurement(name, "GiB", None, 0.0, expected / BYTES, "the compiler's", note=note)
-    return Measurement(name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory")
+    return Measurement(
+        name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory"
+    )
 
 
 def high_water(device: jax.Device) -> int | None:

@@ -90,7 +90,7 @@ class MeasuredStep:
         return f"{self.model}, {self.images} images of {self.config.resolution} pixels a device"
 
     @classmethod
-    def of(cls, bench: Bench, name: str, images: int | None = None) -> "Workload":
+    def of(cls, bench: Bench, name: str, images: int | None = None) -> "MeasuredStep":
         """Returns the step of a model with `images` images on a device; None: as many as its kept schedules have.
 
         Raises:
@@ -104,7 +104,7 @@ class MeasuredStep:
         return cls(name, images, config, macs_per_image(model_without_data(config)))
 
     @classmethod
-    def choose(cls, bench: Bench, name: str) -> "Workload":
+    def choose(cls, bench: Bench, name: str) -> "MeasuredStep":
         """Returns the step of a model with as many images as `bench.step_seconds` allow, by the rate of products.
 
         They are at most as many as its kept schedules have, and at least one.

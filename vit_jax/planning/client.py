@@ -28,7 +28,7 @@ def compile_in_subprocess(request: PlanRequest) -> Compilation:
     Raises:
         UserError: the flags are wrong, or the compiler does not answer.
     """
-    if request.schedule and not is_topology(request.target):
+    if request.reads_schedules and not is_topology(request.target):
         raise UserError("only the compiler for TPUs writes schedules; omit --schedule with --cpu and --gpu.")
     command = [sys.executable, "-m", "vit_jax.planning.worker", json.dumps(dataclasses.asdict(request))]
     environment = targets.compiler_environment(request)
@@ -37,7 +37,7 @@ def compile_in_subprocess(request: PlanRequest) -> Compilation:
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder,
     ):
-        environment |= dump_environment(folder) if request.schedule else {}
+        environment |= dump_environment(folder) if request.reads_schedules else {}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
             try:
                 assert process.stdout

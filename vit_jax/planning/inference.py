@@ -116,17 +116,19 @@ def nearest_resolution(name: str, size: int) -> int:
     return max(1, math.floor(size / patch + 0.5)) * patch
 
 
-def _plan_point(request: PlanRequest, compile: Callable[[PlanRequest], Compilation], name: str, size: int) -> InferencePoint:
+def _plan_point(
+    request: PlanRequest, compile: Callable[[PlanRequest], Compilation], name: str, size: int
+) -> InferencePoint:
     resolution = nearest_resolution(name, size)
     rows, columns = models.create(name, resolution=resolution).spec.grid
     images = max(2, 2 ** round(math.log2(TOKENS / (rows * columns))))
 
-    def compile_images(count: int, schedule: bool) -> Compilation:
+    def compile_images(count: int, reads_schedules: bool) -> Compilation:
         change = {"model.name": name, "resolution": str(resolution), "accum_steps": "1"}
         changed = request.with_change(change | {"batch": str(count)})
-        return compile(dataclasses.replace(changed, schedule=schedule))
+        return compile(dataclasses.replace(changed, reads_schedules=reads_schedules))
 
-    small, large = compile_images(images, request.schedule), compile_images(LARGER * images, False)
+    small, large = compile_images(images, request.reads_schedules), compile_images(LARGER * images, False)
     less, more = small.step.required_bytes, large.step.required_bytes
     each = (more - less) / (LARGER * images - images)
     largest = images + (small.workload.memory_bytes - less) / each if each > 0 else 0

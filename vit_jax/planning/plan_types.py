@@ -23,21 +23,22 @@ class PlanRequest:
         target: a TPU slice such as `v5e:2x4`; or `cpu` or `gpu` for the devices of this machine.
         inference: whether to compile a prediction instead of a train step.
         emulated_devices: the number of devices that `cpu` stands for.
-        schedule: whether the compiler writes the schedules of all operations, which are then read; only for TPU slices.
+        reads_schedules: whether the schedules of all operations, which the compiler writes, are read; only for TPU
+            slices.
     """
 
     words: tuple[str, ...]
     target: str
     inference: bool = False
     emulated_devices: int = 1
-    schedule: bool = False
+    reads_schedules: bool = False
 
     @property
     def emulation_flag(self) -> str:
         """The flag of XLA_FLAGS with which the CPU stands for several devices."""
         return f"--xla_force_host_platform_device_count={self.emulated_devices}"
 
-    def with_change(self, change: ConfigChange) -> "Request":
+    def with_change(self, change: ConfigChange) -> "PlanRequest":
         """Returns the request with other values of some config fields."""
         return dataclasses.replace(self, words=(*self.words, *config_flags(change)))
 
@@ -47,8 +48,8 @@ class Workload:
     """What is known of a request before anything is compiled.
 
     Attributes:
-        target: see `Request`.
-        inference: see `Request`.
+        target: see `PlanRequest`.
+        inference: see `PlanRequest`.
         memory_bytes: bytes of memory that a device has for a program.
         model: name of the model.
         mesh: axis of the mesh -> number of devices along it.

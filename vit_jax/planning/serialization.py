@@ -21,7 +21,7 @@ from vit_jax.planning.plan_types import (
 )
 
 Json = dict[str, Any]
-ReportT = TypeVar("Record")
+ReportT = TypeVar("ReportT")
 
 
 def plan_to_json(plan: Plan) -> Json:

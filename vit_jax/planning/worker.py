@@ -1,7 +1,8 @@
 """Compiles what a run would execute and answers with the compiler's report.
 
-It runs in a process of its own, since libtpu may end the process. It is given a `Request` in JSON as its argument, and
-answers with lines of JSON: `{"compiling": WHAT}` before each function, and at the end `{"compiled": COMPILATION}`.
+It runs in a process of its own, since libtpu may end the process. It is given a `PlanRequest` in JSON as its
+argument, and answers with lines of JSON: `{"compiling": WHAT}` before each function, and at the end
+`{"compiled": COMPILATION}`.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.planning import flops, targets
-from vit_jax.planning.compiler import Function, CompileDetail, compile_function, device_bytes
+from vit_jax.planning.compiler import CompileDetail, Function, compile_function, device_bytes
 from vit_jax.planning.plan_types import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
@@ -64,7 +65,7 @@ def compile_request(request: PlanRequest) -> Iterator[str | Compilation]:
     config, program = program_without_data(config, devices, teacher.model if teacher else None)
     workload = describe_workload(config, program, request, targets.device_memory(request.target, devices))
     state, shardings, options = program.state, program.state_shardings, program.compiler_options
-    measure: CompileDetail = "schedule" if request.schedule else "estimate"
+    measure: CompileDetail = "schedule" if request.reads_schedules else "estimate"
     yield _progress(workload, "prediction" if request.inference else "train step")
     if request.inference:
         function = Function(program.predict, (state.params, program.batch["image"]), shardings.params, options)
@@ -144,7 +145,7 @@ def compile_evaluation(program: Program, target: str, kept_bytes: int) -> Evalua
 
     Args:
         program: the program of the run.
-        target: see `Request`.
+        target: see `PlanRequest`.
         kept_bytes: bytes of what stays on a device during evaluation but is no argument of the evaluation step. They
             are added to what the step needs.
     """

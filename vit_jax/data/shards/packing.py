@@ -253,7 +253,7 @@ def plan_packing(
     skip_unreadable: bool = False,
     workers: int = 0,
 ) -> PackingPlan:
-    """Opens the splits to pack and returns the packing, which `Packing.run` then carries out.
+    """Opens the splits to pack and returns the packing, which `PackingPlan.run` then carries out.
 
     Args:
         source_config: where the examples come from.

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vit_jax.planning.chips import Chip
-from vit_jax.planning.schedules.bundles import Bundles, BundleInstruction, Operand, is_transfer, parse_bundles
+from vit_jax.planning.schedules.bundles import BundleInstruction, Bundles, Operand, is_transfer, parse_bundles
 
 DELAY_SLOTS = 4  # bundles after a branch that are issued before it takes effect
 MAX_STEPS = 5_000_000  # the simulation is given up after so many bundles with scalar instructions

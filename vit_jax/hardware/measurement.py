@@ -9,7 +9,7 @@ MARGIN = 0.15  # by which a quantity may differ from its prediction
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One line of a record.
+    """One measured quantity: a line of a record.
 
     Attributes:
         name: the name of the quantity.
@@ -40,7 +40,7 @@ class Measurement:
     def to_json(self) -> dict[str, str | float | None]:
         """Returns the fields that differ from their defaults, numbers rounded to six significant digits.
 
-        `Row(**fields)` rebuilds the row from them.
+        `Measurement(**fields)` rebuilds it from them.
         """
         given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         told = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in given.items()}
