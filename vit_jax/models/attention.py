@@ -61,8 +61,6 @@ Attention: TypeAlias = Callable[
 ]
 
 IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
-# Names of the dimensions of the parameters.
-KERNEL, BIAS = ("width", "qkv", "heads", "head_dim"), ("qkv", "heads", "head_dim")
 
 
 def heads_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
@@ -123,8 +121,8 @@ def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, Atte
 
 def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange | None) -> QKV:
     """Returns the queries, keys and values of all images (equation 5), after `change.qkv` if that is given."""
-    kernel = gather(kernel, KERNEL, x.dtype)
-    qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", *BIAS))
+    kernel = gather(kernel, "qkv/kernel", x.dtype)
+    qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim"))
     return change.qkv(qkv) if change and change.qkv else qkv
 
 
@@ -164,7 +162,7 @@ def fused(
 
     # Parameters are gathered in the dtype of the rows; the norms, which stay in float32, are passed like rows.
     names = ("batch", "width"), ("norms", "channels")
-    attend = per_device(attend, names, (KERNEL, BIAS), ("batch", "heads"), packing.rows)
+    attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
     weights = tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
     return attend(x, of_heads.norm_rows, kernel, bias), weights
 

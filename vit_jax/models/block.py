@@ -42,8 +42,8 @@ def shared_positions(encoder: nn.Module, spec: ModelSpec) -> PositionTable | Rel
 
 
 def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
-    def parameter(*declaration: Any) -> Array:
-        return gather(module.param(*declaration), ("tokens", "width"), spec.dtype)
+    def parameter(name: str, *declaration: Any) -> Array:
+        return gather(module.param(name, *declaration), name, spec.dtype)
 
     return table_of_tokens(parameter, spec)
 
@@ -60,7 +60,7 @@ class OutProjection(nn.Module):
         shape = (spec.attention.num_heads, spec.head_dim, spec.width)
         kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.kernel_dtype)
         bias = self.param("bias", nn.initializers.zeros, (spec.width,))
-        kernel = gather(kernel, ("heads", "head_dim", "width"), attended.dtype)
+        kernel = gather(kernel, "out/kernel", attended.dtype)
         return add_bias(product(attended, as_matrix(kernel, spec.width)), bias)
 
 

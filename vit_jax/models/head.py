@@ -31,7 +31,7 @@ class ProbeAttention(nn.Module):
         """Returns what the probe attends to in each image."""
         spec, names = self.spec, ("batch", "tokens", "heads", "head_dim")
         heads, init = (spec.attention.num_heads, spec.head_dim), xavier_uniform(in_axis=0, out_axis=(1, 2))
-        project = functools.partial(Dense, heads, ("width", "heads", "head_dim"), spec.kernel_dtype, init)
+        project = functools.partial(Dense, heads, spec.kernel_dtype, init)
         query = project(name="query")(probe) * spec.head_dim**-0.5
         key = constrain(project(name="key")(x), names)
         value = constrain(project(name="value")(x), names)

@@ -123,10 +123,9 @@ narrowing_product.defvjp(_product_forward, _narrowing_backward)
 
 
 class Dense(nn.Module):
-    """A dense layer whose kernel has named dimensions."""
+    """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`."""
 
     features: int | tuple[int, ...]
-    dimensions: tuple[str, ...]  # of the kernel
     kernel_dtype: str = "float32"  # of the kernel's gradient
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
@@ -138,7 +137,7 @@ class Dense(nn.Module):
         shape = (x.shape[-1], *(self.features if isinstance(self.features, tuple) else (self.features,)))
         kernel = self.param("kernel", self.kernel_init, shape).astype(self.kernel_dtype)
         bias = self.param("bias", self.bias_init, shape[1:])
-        return add_bias(self.multiply(x, gather(kernel, self.dimensions, x.dtype)), bias)
+        return add_bias(self.multiply(x, gather(kernel, f"{self.name}/kernel", x.dtype)), bias)
 
 
 def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
@@ -151,7 +150,7 @@ def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
         name: the name of the layer.
     """
     kernel_init = nn.initializers.normal(std) if std else nn.initializers.zeros
-    return Dense(num_classes, ("width", "classes"), "float32", kernel_init, nn.initializers.constant(bias), name=name)
+    return Dense(num_classes, "float32", kernel_init, nn.initializers.constant(bias), name=name)
 
 
 class LayerNorm(nn.Module):

@@ -17,9 +17,7 @@ Hidden: TypeAlias = Float[Array, "rows mlp"]
 
 bias_init = nn.initializers.normal(1e-6)
 
-# Names of the dimensions of the activations and of the kernel.
-ROWS, HIDDEN = ("batch", "width"), ("batch", "mlp")
-NARROWING = ("mlp", "width")
+ROWS, HIDDEN = ("batch", "width"), ("batch", "mlp")  # names of the dimensions of the activations
 
 
 class Widening(NamedTuple):
@@ -28,7 +26,6 @@ class Widening(NamedTuple):
     activate: Callable[[Float[Array, "..."]], Hidden]
     name: str = "dense1"  # of the layer
     parts: tuple[int, ...] = ()  # (projections,), an axis before the hidden channels; (): a single one, no axis
-    dimensions: tuple[str, ...] = ("width", "mlp")  # of the kernel
 
     @property
     def kernel_init(self) -> nn.initializers.Initializer:
@@ -44,7 +41,7 @@ def swiglu(x: Float[Array, "rows 2 mlp"]) -> Hidden:
 ACTIVATIONS: dict[Activation, Widening] = {
     "gelu_tanh": Widening(functools.partial(nn.gelu, approximate=True)),  # as published
     "gelu": Widening(functools.partial(nn.gelu, approximate=False)),
-    "swiglu": Widening(swiglu, "dense1_gated", (2,), ("width", "gate", "mlp")),
+    "swiglu": Widening(swiglu, "dense1_gated", (2,)),
 }
 
 
@@ -59,9 +56,9 @@ class Mlp(nn.Module):
         """Returns rows of the same width."""
         spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
         inits = (first.kernel_init, bias_init)
-        dense1 = Dense((*first.parts, spec.mlp_dim), first.dimensions, spec.kernel_dtype, *inits, name=first.name)
+        dense1 = Dense((*first.parts, spec.mlp_dim), spec.kernel_dtype, *inits, name=first.name)
         inits = (nn.initializers.xavier_uniform(), bias_init)
-        dense2 = Dense(spec.width, NARROWING, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
+        dense2 = Dense(spec.width, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
         hidden = constrain(first.activate(dense1(x)), HIDDEN)
         return dropout(self, dense2(dropout(self, hidden, self.packing)), self.packing)
 
@@ -83,8 +80,8 @@ class ShardMapMlp(nn.Module):
         def widen_part(x: Rows, kernel: Float[Array, "..."], bias: Float[Array, "..."]) -> Hidden:
             return first.activate(add_bias(product(x, kernel), bias))
 
-        widen = per_device(widen_part, (ROWS,), (first.dimensions, first.dimensions[1:]), HIDDEN)
-        narrow = per_device(_narrow, (HIDDEN,), (NARROWING, NARROWING[1:]), ROWS)
+        widen = per_device(widen_part, (ROWS,), (f"{first.name}/kernel", f"{first.name}/bias"), HIDDEN)
+        narrow = per_device(_narrow, (HIDDEN,), ("dense2/kernel", "dense2/bias"), ROWS)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
         hidden = dropout(self, widen(x, *dense1), self.packing)
         return dropout(self, narrow(hidden, *dense2), self.packing)

@@ -81,7 +81,7 @@ class StdConv(nn.Module):
         """Returns one channel per filter, in the dtype of `x`."""
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = self.standardise(self.param("kernel", self.kernel_init, shape)).astype(x.dtype)
-        kernel = gather(kernel, ("kernel_rows", "kernel_columns", "channels", "filters"), x.dtype)
+        kernel = gather(kernel, f"{self.name}/kernel", x.dtype)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2
         x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layouts)
@@ -132,8 +132,8 @@ class SqueezeExcitation(nn.Module):
         """Returns `x` times the factors. `mean` is the mean of each channel over rows and columns."""
         channels = x.shape[-1]
         mean = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
-        hidden = nn.relu(Dense(channels // self.reduction, ("width", "hidden"), name="reduce")(mean))
-        factors = nn.sigmoid(Dense(channels, ("hidden", "width"), name="expand")(hidden))
+        hidden = nn.relu(Dense(channels // self.reduction, name="reduce")(mean))
+        factors = nn.sigmoid(Dense(channels, name="expand")(hidden))
         return constrain(x * factors[:, None, None], DIMENSIONS)
 
 

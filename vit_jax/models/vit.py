@@ -63,7 +63,7 @@ class Embed(nn.Module):
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
         kernel = kernel.astype(self.spec.kernel_dtype)
-        kernel = gather(kernel, ("patch_rows", "patch_columns", "channels", "width"), dtype)
+        kernel = gather(kernel, "embed/kernel", dtype)
         rows, columns = x.shape[1] // size, x.shape[2] // size
         patches = x.reshape(-1, rows, size, columns, size, channels).swapaxes(2, 3).astype(dtype)
         patches = patches.reshape(-1, rows * columns, size * size * channels)
@@ -159,7 +159,7 @@ class ViT(nn.Module):
         if head.pre_logits:
             x = constrain(x, (*rows, "width"))
             size = head.representation_size or self.spec.width
-            x = nn.tanh(Dense(size, ("width", "hidden"), name="pre_logits")(x))
+            x = nn.tanh(Dense(size, name="pre_logits")(x))
         x = constrain(x, (*rows, "width"))
         out = {"pre_logits": x} | out
         if not head.num_classes:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.sharding.tables import ACTIVATION_AXES, AXES, PARAMETER_AXES, Dimensions, axes_size, partition
+from vit_jax.sharding.tables import (
+    ACTIVATION_AXES,
+    AXES,
+    PARAMETER_AXES,
+    Dimensions,
+    axes_size,
+    dimensions_of,
+    partition,
+)
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 # Inside `per_device`: the dimensions that are split over devices.
@@ -40,19 +48,24 @@ def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
     )
 
 
-def gather(parameter: jax.Array, dimensions: Dimensions, dtype: Any) -> jax.Array:
+def gather(parameter: jax.Array, name: str, dtype: Any) -> jax.Array:
     """Gathers a parameter, where it is used, over the mesh axes that split the batch. Its gradient is split again.
 
     The parameter is rounded to `dtype` to pass between devices, and is returned in its own dtype. The gradient passes
     between devices in the dtype of the parameter.
 
     Without the constraint, the compiler may split over `tensor` what is split over `fsdp`, or gather the batch instead.
+
+    Args:
+        parameter: the parameter.
+        name: its name, or the end of it by which `tables.py` knows the dimensions.
+        dtype: the dtype in which it passes between devices.
     """
     mesh = _mesh.get()
     if mesh is None:
         return parameter
     batch = ACTIVATION_AXES["batch"]
-    spec = partition(PARAMETER_AXES, dimensions, parameter.shape, mesh)
+    spec = partition(PARAMETER_AXES, dimensions_of(name), parameter.shape, mesh)
     split, gathered = (NamedSharding(mesh, P(*axes)) for axes in (spec, [None if a in batch else a for a in spec]))
     # The compiler would split the gradient over an unused axis first, and then move the parts between devices.
     unused = any(size > 1 for axis, size in mesh.shape.items() if axis not in (*batch, *spec))
@@ -94,7 +107,7 @@ def local_size(dimension: str, size: int) -> int:
 def per_device(
     function: Callable[..., jax.Array],
     activations: tuple[Dimensions, ...],
-    parameters: tuple[Dimensions, ...],
+    parameters: tuple[str, ...],
     output: Dimensions,
     rows: int = 1,
 ) -> Callable[..., jax.Array]:
@@ -106,14 +119,14 @@ def per_device(
         function: takes activations, then parameters: the parts that `constrain` and `gather` leave on a device. It sums
             over split dimensions with `sum_over`.
         activations: the names of the dimensions of each activation.
-        parameters: the names of the dimensions of each parameter.
+        parameters: the name of each parameter, as `gather` takes it.
         output: the names of the dimensions of the result.
         rows: number of rows of the batch dimension that form a pack of images and stay on one device.
     """
     mesh = _mesh.get()
     if mesh is None:
         return function
-    count, names = len(activations), activations + parameters
+    count, names = len(activations), (*activations, *map(dimensions_of, parameters))
     tables = [ACTIVATION_AXES] * count + [PARAMETER_AXES] * len(parameters)
 
     def call(*arrays: jax.Array) -> jax.Array:

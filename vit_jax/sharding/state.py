@@ -1,13 +1,12 @@
 """How the arrays of a training state are sharded."""
 
 import itertools
-import re
 
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
-from vit_jax.sharding.tables import PARAMETER_AXES, PARAMETER_DIMENSIONS, partition
+from vit_jax.sharding.tables import PARAMETER_AXES, dimensions_of, partition
 from vit_jax.tree import ArrayTree
 
 
@@ -41,11 +40,11 @@ def _parameter_partition(name: str, shape: tuple[int, ...], parameter: tuple[int
         parameter: the shape of the parameter.
 
     Raises:
-        KeyError: `PARAMETER_DIMENSIONS` has no row for the parameter.
+        KeyError: `PARAMETER_DIMENSIONS` has no row for the parameter, or one for another number of dimensions.
     """
-    dimensions = next((d for rule, d in PARAMETER_DIMENSIONS.items() if re.search(f"(^|/){rule}$", name)), None)
-    if dimensions is None or len(parameter) - len(dimensions) not in (0, 1):
-        raise KeyError(f"{name} {parameter} has no row in sharding.tables.PARAMETER_DIMENSIONS")
+    dimensions = dimensions_of(name)
+    if len(parameter) - len(dimensions) not in (0, 1):
+        raise KeyError(f"{name} {parameter} has other dimensions than {dimensions}")
     dimensions = ("layers",) * (len(parameter) - len(dimensions)) + dimensions
     sizes = dict(zip(dimensions, parameter, strict=True))
     fits = {name: {size} if name != "layers" else range(size + 1) for name, size in sizes.items()}  # some are frozen

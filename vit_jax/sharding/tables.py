@@ -22,6 +22,7 @@ Only gradients and the image of MixUp or CutMix cross slices. On TPUs they do so
 """
 
 import math
+import re
 from typing import Any, TypeAlias
 
 from jax.sharding import Mesh
@@ -87,6 +88,18 @@ PARAMETER_DIMENSIONS = {
     "(distilled_)?head/kernel": ("width", "classes"),
     "(distilled_)?head/bias": ("classes",),
 }
+
+
+def dimensions_of(name: str) -> Dimensions:
+    """Returns the names of a parameter's last dimensions, given its name, or any name that ends in it.
+
+    Raises:
+        KeyError: `PARAMETER_DIMENSIONS` has no row for the parameter.
+    """
+    for rule, dimensions in PARAMETER_DIMENSIONS.items():
+        if re.search(f"(^|/){rule}$", name):
+            return dimensions
+    raise KeyError(f"{name} has no row in sharding.tables.PARAMETER_DIMENSIONS")
 
 
 def partition(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:
