@@ -56,7 +56,7 @@ def compile_case(name: str) -> Report:
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
     packing = choose_packing(kind, spec.tokens, heads, images)
-    change = None
+    change = AttentionChange()
     if spec.attention.is_sparse:
         change = AttentionChange(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
     attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change)

@@ -40,10 +40,16 @@ class Pattern(NamedTuple):
 
 
 class AttentionChange(NamedTuple):
-    """What a model does besides equations 5 to 7. None: nothing of this kind."""
+    """What a model does besides equations 5 to 7; by default, nothing.
 
-    qkv: HeadChange | None = None  # of queries and keys, after their projection
-    scores: Scores | None = None  # what is added to the scores, apart from the pattern
+    Attributes:
+        qkv: the change of queries and keys after their projection.
+        scores: the function that gives what is added to the scores, apart from the pattern; None: nothing is added.
+        pattern: which tokens attend to which; None: all to all.
+    """
+
+    qkv: HeadChange = HeadChange()
+    scores: Scores | None = None
     pattern: Pattern | None = None
 
     @property
@@ -55,10 +61,10 @@ class AttentionChange(NamedTuple):
         return (lambda queries: scores(queries) + pattern.scores(queries)) if scores else pattern.scores
 
 
+UNCHANGED = AttentionChange()
+
 # (rows of all images, kernel and bias of the projection, packing of the rows, change) -> (attended rows, weights)
-Attention: TypeAlias = Callable[
-    [Rows, QKVKernel, QKVBias, Packing, AttentionChange | None], tuple[Rows, AttentionWeights]
-]
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], tuple[Rows, AttentionWeights]]
 
 IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
 
@@ -119,26 +125,24 @@ def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, Atte
     return attended.reshape(batch, tokens, heads * head_dim), weights
 
 
-def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange | None) -> QKV:
-    """Returns the queries, keys and values of all images (equation 5), after `change.qkv` if that is given."""
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange) -> QKV:
+    """Returns the queries, keys and values of all images (equation 5), after `change.qkv`."""
     kernel = gather(kernel, "qkv/kernel", x.dtype)
-    qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim"))
-    return change.qkv(qkv) if change and change.qkv else qkv
+    return change.qkv(constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim")))
 
 
 def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, AttentionWeights]]) -> Attention:
     def attend(
-        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
     ) -> tuple[Rows, AttentionWeights]:
-        scores = change.added if change else None
-        attended, weights = attention(project(packing.unpack(x), kernel, bias, change), scores)
+        attended, weights = attention(project(packing.unpack(x), kernel, bias, change), change.added)
         return packing.pack(attended), weights
 
     return attend
 
 
 def fused(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
     """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
 
@@ -148,34 +152,33 @@ def fused(
     Raises:
         ValueError: something is added to the scores, or there is a pattern.
     """
-    if change and change.added:
+    if change.added:
         raise ValueError("the kernel gets no further scores")
-    of_heads = change.qkv if change and change.qkv else HeadChange()
 
     def attend(x: Rows, norms: Array, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
-        kernel, bias = of_heads.centred(kernel), of_heads.centred(bias)
+        kernel, bias = change.qkv.centred(kernel), change.qkv.centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
-        tables = of_heads.tables(norms, packing, heads, head_dim)
-        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, of_heads.for_kernel, tables)
+        tables = change.qkv.tables(norms, packing, heads, head_dim)
+        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, change.qkv.for_kernel, tables)
         return attended.reshape(-1, heads * head_dim)
 
     # Parameters are gathered in the dtype of the rows; the norms, which stay in float32, are passed like rows.
     names = ("batch", "width"), ("norms", "channels")
     attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
     weights = tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
-    return attend(x, of_heads.norm_rows, kernel, bias), weights
+    return attend(x, change.qkv.norm_rows, kernel, bias), weights
 
 
 def cudnn(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
     """Returns attention by cuDNN on NVIDIA's GPUs. The attention weights are computed by the plain form.
 
     Raises:
         ValueError: something is added to the scores, or there is a pattern.
     """
-    if change and change.added:
+    if change.added:
         raise ValueError("cuDNN's attention gets no further scores")
     tokens, rows = packing.tokens, packing.rows
     qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, change)
@@ -190,7 +193,7 @@ def cudnn(
 
 
 def auto(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
@@ -198,10 +201,10 @@ def auto(
     scores, or the kernel needs more memory than the smallest TPUs have: the kind of TPU is not known here. A pattern
     without further scores is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
-    if change and change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
+    if change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
         return _in_pattern(x, kernel, bias, packing, change)
     heads, head_dim = kernel.shape[2:]
-    changes = change.qkv.for_kernel if change and change.qkv else None, bool(change and change.added)
+    changes = change.qkv.for_kernel, bool(change.added)
     sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
     def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
@@ -214,8 +217,7 @@ def auto(
         tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
         default=plain,
     )
-    scores = change.added if change else None
-    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), scores)[1]
+    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), change.added)[1]
 
 
 def _in_pattern(
@@ -229,7 +231,7 @@ def _in_pattern(
 
 
 def _repacked(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange | None
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
 ) -> tuple[Rows, AttentionWeights]:
     """Returns `fused` of rows in any packing: they are repacked for the kernel, and its result is packed as `x` was."""
     images = len(x) // packing.rows * packing.images

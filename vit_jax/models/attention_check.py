@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, Attention, AttentionChange, QKVBias, QKVKernel, choose_packing
+from vit_jax.models.attention import (
+    ATTENTIONS,
+    UNCHANGED,
+    Attention,
+    AttentionChange,
+    QKVBias,
+    QKVKernel,
+    choose_packing,
+)
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
 from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import Rows
@@ -49,10 +57,8 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
-def draw_change(spec: Any) -> AttentionChange | None:
-    """Returns how a model changes queries and keys, with random parameters of the norms; None: it changes neither."""
-    if spec.qk_change is None:
-        return None
+def draw_change(spec: Any) -> AttentionChange:
+    """Returns how a model changes queries and keys, with random parameters of the norms."""
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
     return AttentionChange(HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
@@ -65,7 +71,7 @@ def compare(
     kernel: QKVKernel,
     bias: QKVBias,
     grad: Images,
-    change: AttentionChange | None = None,
+    change: AttentionChange = UNCHANGED,
 ) -> dict[str, Float[Array, ""]]:
     """Returns name -> relative difference between `attention` and the plain form in float32.
 
@@ -79,15 +85,14 @@ def compare(
         kernel: the kernel of the projection.
         bias: the bias of the projection.
         grad: the gradient of the result.
-        change: the change of queries and keys; None: there is none.
+        change: the change of queries and keys.
     """
-
-    norms = change.qkv.norms if change and change.qkv else ()
+    norms = change.qkv.norms
 
     def run(
         attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, norms: tuple[Any, ...]
     ) -> Array:
-        own = AttentionChange(change.qkv._replace(norms=norms)) if change and change.qkv else change
+        own = AttentionChange(change.qkv._replace(norms=norms))
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
     result, transpose = jax.vjp(functools.partial(run, attention, packing), x, kernel, bias, norms)
@@ -123,7 +128,7 @@ def make_attention_calls(
     rows, grad_rows = jax.jit(packing.pack)(x), jax.jit(packing.pack)(grad)
 
     def attend(rows: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
-        return ATTENTIONS[kind](rows, kernel, bias, packing, None)[0]
+        return ATTENTIONS[kind](rows, kernel, bias, packing, UNCHANGED)[0]
 
     def differentiate(rows: Rows, kernel: QKVKernel, bias: QKVBias, grad: Rows) -> tuple[Rows, tuple]:
         attended, transpose = jax.vjp(attend, rows, kernel, bias)

@@ -85,7 +85,7 @@ class SelfAttention(nn.Module):
         kernel, bias = DenseParameters(shape, spec.kernel_dtype, *inits, name="qkv")()
         change = AttentionChange(self._qkv_change(), self._scores(relative), self._pattern())
         attend = ATTENTIONS[spec.attention.kind]
-        attended, weights = attend(x, kernel, bias, self.packing, change if any(change) else None)
+        attended, weights = attend(x, kernel, bias, self.packing, change)
         return OutProjection(spec, name="out")(attended), weights
 
     def _scores(self, relative: RelativeTable | None) -> Scores | None:
@@ -100,11 +100,9 @@ class SelfAttention(nn.Module):
             return None
         return Pattern(attended_pairs(self.spec), functools.partial(attend_in_pattern, self.spec))
 
-    def _qkv_change(self) -> HeadChange | None:
-        """Returns what happens to queries and keys after their projection; None: nothing."""
+    def _qkv_change(self) -> HeadChange:
+        """Returns what happens to queries and keys after their projection."""
         spec = self.spec
-        if spec.qk_change is None:
-            return None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
         norms = tuple(NormOfHeads(spec.head_dim, name=name)() for name in names)
         return HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))

@@ -15,7 +15,7 @@ QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 
 
 class HeadChange(NamedTuple):
-    """The norms and the rotation of queries and keys.
+    """The norms and the rotation of queries and keys; by default there are none.
 
     Attributes:
         norms: scale and bias of the queries' norm, then of the keys'; empty: there are no norms.
@@ -29,6 +29,8 @@ class HeadChange(NamedTuple):
 
     def __call__(self, qkv: QKV) -> QKV:
         """Returns the changed queries and keys, and the unchanged values."""
+        if self.for_kernel is None:
+            return qkv
         changed = [qkv[:, :, part] for part in range(2)]
         if self.norms:
             pairs = zip(changed, self.norms, strict=True)
