@@ -15,7 +15,7 @@ import pytest
 from tests.test_program import batches, build
 from vit_jax import UserError, kernels, models, sharding, tree
 from vit_jax.models import bit_spec, variants
-from vit_jax.models.mlp import Mlp, ShardMapMlp
+from vit_jax.models.mlp import Mlp
 from vit_jax.planning import collectives
 from vit_jax.training import run_summary
 
@@ -175,16 +175,15 @@ def test_a_bit_trains_as_one_device(tiny, monkeypatch, unit):
 
 def test_the_mlps_agree(tiny):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
-    spec = models.create("ViT-mu/16", dropout_rate=0.3).spec
+    jit, shard_map = (models.create("ViT-mu/16", dropout_rate=0.3, mlp=mlp).spec for mlp in ("jit", "shard_map"))
     x = jax.random.normal(jax.random.key(1), (40, 32))
     packing = kernels.Packing(tokens=9, images=1, rows=10)
-    variables = Mlp(spec, packing).init(jax.random.key(0), x)
-    again = ShardMapMlp(spec, packing).init(jax.random.key(0), x)
+    variables, again = (Mlp(spec, packing).init(jax.random.key(0), x) for spec in (jit, shard_map))
     chex.assert_trees_all_equal(variables, again)
 
-    def result(module, mesh):
+    def result(spec, mesh):
         def scalar(params, x):
-            y = module(spec, packing).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
+            y = Mlp(spec, packing).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
             return (y**2).sum(), y
 
         def run(params, x):
@@ -193,23 +192,23 @@ def test_the_mlps_agree(tiny):
 
         return jax.jit(run)(variables["params"], x)
 
-    expected = result(Mlp, None)
-    for module, where in ((Mlp, mesh), (ShardMapMlp, mesh), (ShardMapMlp, None)):
-        found = result(module, where)
+    expected = result(jit, None)
+    for spec, where in ((jit, mesh), (shard_map, mesh), (shard_map, None)):
+        found = result(spec, where)
         chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("module", "constrained"), [(Mlp, 2), (ShardMapMlp, 0)])
-def test_kernels_pass_in_bfloat16_and_their_gradients_in_float32(tiny, module, constrained):
+@pytest.mark.parametrize(("mlp", "constrained"), [("jit", 2), ("shard_map", 0)])
+def test_kernels_pass_in_bfloat16_and_their_gradients_in_float32(tiny, mlp, constrained):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
-    spec = models.create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32").spec
+    spec = models.create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32", mlp=mlp).spec
     x = jax.random.normal(jax.random.key(1), (40, 32), jnp.bfloat16)
     packing = kernels.Packing(len(x), 1, len(x))
     params = Mlp(spec, packing).init(jax.random.key(0), x)["params"]
 
     def loss(params):
         with sharding.use_mesh(mesh):
-            return (module(spec, packing).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
+            return (Mlp(spec, packing).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
 
     lowered = jax.jit(jax.grad(loss)).lower(params)
     # Kernels and the hidden activations; of those in float32, both are gradients of kernels.

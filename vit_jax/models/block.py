@@ -21,8 +21,18 @@ from vit_jax.models.attention import (
 )
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.head_change import HeadChange
-from vit_jax.models.layers import LayerNorm, NormOfHeads, Rows, add_bias, as_matrix, dropout, product
-from vit_jax.models.mlp import MLPS, DenseParameters
+from vit_jax.models.layers import (
+    Dense,
+    DenseParameters,
+    LayerNorm,
+    NormOfHeads,
+    Rows,
+    add_bias,
+    as_matrix,
+    dropout,
+    product,
+)
+from vit_jax.models.mlp import Mlp
 from vit_jax.models.part_specs import BlockKind
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
 from vit_jax.models.rotary import ROTARIES
@@ -48,20 +58,17 @@ def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
     return table_of_tokens(parameter, spec)
 
 
-class OutProjection(nn.Module):
-    """The output projection of the concatenated heads (equation 8)."""
+def out_projection(spec: ModelSpec) -> Dense:
+    """Returns the output projection of the concatenated heads (equation 8), the submodule `out` of the calling module.
 
-    spec: ModelSpec
+    Its kernel is multiplied as a matrix.
+    """
+    init, heads = xavier_uniform(in_axis=(0, 1), out_axis=2), (spec.attention.num_heads, spec.head_dim)
 
-    @nn.compact
-    def __call__(self, attended: Rows) -> Rows:
-        """Returns the projection of `attended`, the concatenated heads."""
-        spec = self.spec
-        shape = (spec.attention.num_heads, spec.head_dim, spec.width)
-        kernel = self.param("kernel", xavier_uniform(in_axis=(0, 1), out_axis=2), shape).astype(spec.kernel_dtype)
-        bias = self.param("bias", nn.initializers.zeros, (spec.width,))
-        kernel = gather(kernel, "out/kernel", attended.dtype)
-        return add_bias(product(attended, as_matrix(kernel, spec.width)), bias)
+    def multiply(attended: Rows, kernel: Float[Array, "heads head_dim width"]) -> Rows:
+        return product(attended, as_matrix(kernel, spec.width))
+
+    return Dense(spec.width, spec.kernel_dtype, init, inputs=heads, multiply=multiply, name="out")
 
 
 class SelfAttention(nn.Module):
@@ -79,14 +86,14 @@ class SelfAttention(nn.Module):
             relative: the relative positions that all blocks share; None: they share none.
         """
         spec = self.spec
-        shape = (spec.width, 3, spec.attention.num_heads, spec.head_dim)
         # Queries, keys and values are projected by one matmul (equation 5), each initialised with its own fans.
-        inits = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,)), nn.initializers.zeros
-        kernel, bias = DenseParameters(shape, spec.kernel_dtype, *inits, name="qkv")()
+        init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
+        shape = (3, spec.attention.num_heads, spec.head_dim)
+        kernel, bias = DenseParameters((spec.width,), shape, spec.kernel_dtype, init, name="qkv")()
         change = AttentionChange(self._qkv_change(), self._scores(relative), self._pattern())
         attend = ATTENTIONS[spec.attention.kind]
         attended, weights = attend(x, kernel, bias, self.packing, change)
-        return OutProjection(spec, name="out")(attended), weights
+        return out_projection(spec)(attended), weights
 
     def _scores(self, relative: RelativeTable | None) -> Scores | None:
         """Returns the function that gives what is added to the scores of the attention; None: nothing is added."""
@@ -137,7 +144,7 @@ class Block(nn.Module):
         branch, weights = SelfAttention(spec, packing, name="attention")(norm1(x), shared if spec.adds_scores else None)
         branch = self.scale_branch("layer_scale1", dropout(self, branch, packing))
         x = checkpoint_name(x + self.drop_branch(branch, drop_rate), "between")
-        branch = self.scale_branch("layer_scale2", MLPS[spec.block.mlp](spec, packing, name="mlp")(norm2(x)))
+        branch = self.scale_branch("layer_scale2", Mlp(spec, packing, name="mlp")(norm2(x)))
         x = x + self.drop_branch(branch, drop_rate)
         return constrain(x, ("batch", "width")), weights
 

@@ -11,9 +11,9 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.block import OutProjection
+from vit_jax.models.block import out_projection
 from vit_jax.models.layers import Dense, LayerNorm, Tokens
-from vit_jax.models.mlp import MLPS
+from vit_jax.models.mlp import Mlp
 from vit_jax.models.part_specs import Pooling
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain
@@ -37,7 +37,7 @@ class ProbeAttention(nn.Module):
         value = constrain(project(name="value")(x), names)
         scores = jnp.einsum("hd,bthd->bht", query, key, preferred_element_type=jnp.float32)
         attended = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores).astype(x.dtype), value)
-        return OutProjection(spec, name="out")(attended.reshape(len(x), spec.width))
+        return out_projection(spec)(attended.reshape(len(x), spec.width))
 
 
 class AttentionPooling(nn.Module):
@@ -53,9 +53,8 @@ class AttentionPooling(nn.Module):
         spec, x = self.spec, x[:, self.spec.prefix_rows :]
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, name="attention")(probe, x)
-        return x + MLPS[spec.block.mlp](spec, Packing(1, 1, 1), name="mlp")(
-            LayerNorm(spec.block.norm_epsilon, name="norm")(x)
-        )
+        y = LayerNorm(spec.block.norm_epsilon, name="norm")(x)
+        return x + Mlp(spec, Packing(1, 1, 1), name="mlp")(y)
 
 
 def pool_by_attention(spec: ModelSpec, x: Tokens) -> Pooled:

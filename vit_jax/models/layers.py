@@ -21,6 +21,8 @@ Channels: TypeAlias = Float[Array, " width"]
 Statistic: TypeAlias = Float[Array, "*rows 1"]
 Residuals: TypeAlias = tuple[Rows, Statistic, Statistic, Channels]
 NormParameters: TypeAlias = tuple[Channels, Channels]  # scale and bias
+DenseArrays: TypeAlias = tuple[Float[Array, "..."], Float[Array, "..."]]  # kernel and bias
+Multiply: TypeAlias = Callable[[Array, Array], Array]  # (rows, kernel) -> their product, summed over the inputs
 
 
 @jax.custom_vjp
@@ -122,6 +124,26 @@ def _flat(x: Array) -> Array:
 narrowing_product.defvjp(_product_forward, _narrowing_backward)
 
 
+def dense(x: Array, kernel: Array, bias: Array, name: str, multiply: Multiply = product) -> Array:
+    """Returns `x @ kernel + bias` in the dtype of `x`, where the kernel is gathered as the parameter `name`/kernel."""
+    return add_bias(multiply(x, gather(kernel, f"{name}/kernel", x.dtype)), bias)
+
+
+class DenseParameters(nn.Module):
+    """The parameters of a dense layer."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kernel_dtype: str  # of the kernel's gradient
+    kernel_init: nn.initializers.Initializer
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(self) -> DenseArrays:
+        """Returns the kernel [*inputs, *outputs] and the bias [*outputs]."""
+        return dense_parameters(self, self.inputs, self.outputs)
+
+
 class Dense(nn.Module):
     """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`."""
 
@@ -129,15 +151,20 @@ class Dense(nn.Module):
     kernel_dtype: str = "float32"  # of the kernel's gradient
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
-    multiply: Callable[[Array, Array], Array] = product
+    inputs: tuple[int, ...] = ()  # of the kernel, if it has several dimensions for the last one of `x`
+    multiply: Multiply = product
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "..."]:
         """Returns `x @ kernel + bias`, [*rows, *features], in the dtype of `x`."""
-        shape = (x.shape[-1], *(self.features if isinstance(self.features, tuple) else (self.features,)))
-        kernel = self.param("kernel", self.kernel_init, shape).astype(self.kernel_dtype)
-        bias = self.param("bias", self.bias_init, shape[1:])
-        return add_bias(self.multiply(x, gather(kernel, f"{self.name}/kernel", x.dtype)), bias)
+        outputs = self.features if isinstance(self.features, tuple) else (self.features,)
+        return dense(x, *dense_parameters(self, self.inputs or x.shape[-1:], outputs), self.name, self.multiply)
+
+
+def dense_parameters(module: Dense | DenseParameters, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> DenseArrays:
+    """Returns the parameters `kernel` [*inputs, *outputs] and `bias` [*outputs] of a module that is a dense layer."""
+    kernel = module.param("kernel", module.kernel_init, (*inputs, *outputs)).astype(module.kernel_dtype)
+    return kernel, module.param("bias", module.bias_init, outputs)
 
 
 def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:

@@ -1,14 +1,15 @@
-"""The MLP of a block: implementations with one signature."""
+"""The MLP of a block, whose two dense layers have implementations with one signature."""
 
 import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
+from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.layers import Dense, Rows, add_bias, dropout, narrowing_product, product
+from vit_jax.models.layers import DenseParameters, Rows, add_bias, dense, dropout, narrowing_product, product
 from vit_jax.models.part_specs import Activation, MlpKind
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, per_device, sum_over
@@ -30,7 +31,7 @@ class Widening(NamedTuple):
     @property
     def kernel_init(self) -> nn.initializers.Initializer:
         """The initializer of the kernel. It draws each projection with the fans of that projection."""
-        return nn.initializers.xavier_uniform(0, -1, batch_axis=tuple(range(1, 1 + len(self.parts))))
+        return xavier_uniform(0, -1, batch_axis=tuple(range(1, 1 + len(self.parts))))
 
 
 def swiglu(x: Float[Array, "rows 2 mlp"]) -> Hidden:
@@ -45,6 +46,39 @@ ACTIVATIONS: dict[Activation, Widening] = {
 }
 
 
+Layers: TypeAlias = tuple[Callable[..., Hidden], Callable[..., Rows]]  # (x, kernel, bias) -> result, of both layers
+
+
+def by_compiler(first: Widening) -> Layers:
+    """Returns both dense layers, the first with its activation. The compiler chooses the communication."""
+
+    def widen(x: Rows, kernel: Float[Array, "..."], bias: Float[Array, "..."]) -> Hidden:
+        return constrain(first.activate(dense(x, kernel, bias, first.name)), HIDDEN)
+
+    def narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
+        return dense(hidden, kernel, bias, "dense2", narrowing_product)
+
+    return widen, narrow
+
+
+def by_device(first: Widening) -> Layers:
+    """Returns both dense layers with explicit communication: the kernels are gathered, the partial outputs summed."""
+
+    def widen(x: Rows, kernel: Float[Array, "..."], bias: Float[Array, "..."]) -> Hidden:
+        return first.activate(add_bias(product(x, kernel), bias))
+
+    def narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
+        return add_bias(sum_over("mlp", product(hidden, kernel)), bias)
+
+    return (
+        per_device(widen, (ROWS,), (f"{first.name}/kernel", f"{first.name}/bias"), HIDDEN),
+        per_device(narrow, (HIDDEN,), ("dense2/kernel", "dense2/bias"), ROWS),
+    )
+
+
+MLPS: dict[MlpKind, Callable[[Widening], Layers]] = {"jit": by_compiler, "shard_map": by_device}
+
+
 class Mlp(nn.Module):
     """Dense, activation, dense; dropout after both dense layers (section 3.1, appendix B.1)."""
 
@@ -55,56 +89,10 @@ class Mlp(nn.Module):
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
         spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
-        inits = (first.kernel_init, bias_init)
-        dense1 = Dense((*first.parts, spec.mlp_dim), spec.kernel_dtype, *inits, name=first.name)
-        inits = (nn.initializers.xavier_uniform(), bias_init)
-        dense2 = Dense(spec.width, spec.kernel_dtype, *inits, multiply=narrowing_product, name="dense2")
-        hidden = constrain(first.activate(dense1(x)), HIDDEN)
-        return dropout(self, dense2(dropout(self, hidden, self.packing)), self.packing)
-
-
-class ShardMapMlp(nn.Module):
-    """`Mlp` with explicit communication: the kernels are gathered, and the partial outputs summed."""
-
-    spec: ModelSpec
-    packing: Packing  # of the rows
-
-    @nn.compact
-    def __call__(self, x: Rows) -> Rows:
-        """Returns rows of the same width."""
-        spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
-        shape, kernel_dtype = (spec.width, *first.parts, spec.mlp_dim), spec.kernel_dtype
-        dense1 = DenseParameters(shape, kernel_dtype, first.kernel_init, name=first.name)()
-        dense2 = DenseParameters((spec.mlp_dim, spec.width), kernel_dtype, name="dense2")()
-
-        def widen_part(x: Rows, kernel: Float[Array, "..."], bias: Float[Array, "..."]) -> Hidden:
-            return first.activate(add_bias(product(x, kernel), bias))
-
-        widen = per_device(widen_part, (ROWS,), (f"{first.name}/kernel", f"{first.name}/bias"), HIDDEN)
-        narrow = per_device(_narrow, (HIDDEN,), ("dense2/kernel", "dense2/bias"), ROWS)
+        width, mlp_dim, dtype = (spec.width,), (*first.parts, spec.mlp_dim), spec.kernel_dtype
+        dense1 = DenseParameters(width, mlp_dim, dtype, first.kernel_init, bias_init, name=first.name)
+        dense2 = DenseParameters(mlp_dim[-1:], width, dtype, xavier_uniform(), bias_init, name="dense2")
+        widen, narrow = MLPS[spec.block.mlp](first)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
-        hidden = dropout(self, widen(x, *dense1), self.packing)
-        return dropout(self, narrow(hidden, *dense2), self.packing)
-
-
-class DenseParameters(nn.Module):
-    """The parameters of a dense layer."""
-
-    shape: tuple[int, ...]
-    kernel_dtype: str  # of the gradient
-    kernel_init: nn.initializers.Initializer = nn.initializers.xavier_uniform()
-    bias_init: nn.initializers.Initializer = bias_init
-
-    @nn.compact
-    def __call__(self) -> tuple[Float[Array, "inputs ..."], Float[Array, "..."]]:
-        """Returns the kernel and the bias."""
-        kernel = self.param("kernel", self.kernel_init, self.shape)
-        bias = self.param("bias", self.bias_init, self.shape[1:])
-        return kernel.astype(self.kernel_dtype), bias
-
-
-def _narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
-    return add_bias(sum_over("mlp", product(hidden, kernel)), bias)
-
-
-MLPS: dict[MlpKind, type[nn.Module]] = {"jit": Mlp, "shard_map": ShardMapMlp}
+        x = dropout(self, widen(x, *dense1()), self.packing)
+        return dropout(self, narrow(x, *dense2()), self.packing)
