@@ -65,6 +65,7 @@ UNCHANGED = AttentionChange()
 
 # (rows of all images, kernel and bias of the projection, packing of the rows, change) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], tuple[Rows, AttentionWeights]]
+RowsOf: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], Rows]
 
 IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
 
@@ -141,13 +142,25 @@ def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, Attenti
     return attend
 
 
-def fused(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
-) -> tuple[Rows, AttentionWeights]:
+def _with_plain_weights(rows_of: RowsOf) -> Attention:
+    """Returns an implementation that computes the attention weights by the plain form, the attended rows by `rows_of`.
+
+    A program that does not return the weights does not compute them.
+    """
+
+    def attend(
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
+    ) -> tuple[Rows, AttentionWeights]:
+        attended = rows_of(x, kernel, bias, packing, change)
+        return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), change.added)[1]
+
+    return attend
+
+
+def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
     """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
 
-    The attention weights are computed by the plain form. Each device projects and attends by itself, so that the kernel
-    gets the fused layout as the matmul writes it.
+    Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
 
     Raises:
         ValueError: something is added to the scores, or there is a pattern.
@@ -166,8 +179,7 @@ def fused(
     # Parameters are gathered in the dtype of the rows; the norms, which stay in float32, are passed like rows.
     names = ("batch", "width"), ("norms", "channels")
     attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
-    weights = tokens_first(project(packing.unpack(x), kernel, bias, change))[1]
-    return attend(x, change.qkv.norm_rows, kernel, bias), weights
+    return attend(x, change.qkv.norm_rows, kernel, bias)
 
 
 def cudnn(
@@ -192,9 +204,7 @@ def cudnn(
     return attended.reshape(x.shape), tokens_first(qkv[:, :tokens])[1]
 
 
-def auto(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
-) -> tuple[Rows, AttentionWeights]:
+def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
     The compiled program does not contain the other forms. On TPUs the kernel is used, unless something is added to the
@@ -202,49 +212,33 @@ def auto(
     without further scores is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
     if change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
-        return _in_pattern(x, kernel, bias, packing, change)
+        qkv = project(packing.unpack(x), kernel, bias, change)
+        return packing.pack(change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
     changes = change.qkv.for_kernel, bool(change.added)
     sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
-    def by(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
+    def plain(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
         return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
 
-    plain = by(_projected(tokens_first))
-    attended = jax.lax.platform_dependent(
+    def repacked(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+        suited = choose_packing("fused", packing.tokens, heads, sizes.images * packing.images)
+        return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, change), packing)
+
+    otherwise = plain(_projected(tokens_first))
+    return jax.lax.platform_dependent(
         *(x, kernel, bias),
-        cpu=by(_projected(heads_first)),
-        tpu=by(_repacked) if fits_every_tpu(sizes) else plain,
-        default=plain,
+        cpu=plain(_projected(heads_first)),
+        tpu=repacked if fits_every_tpu(sizes) else otherwise,
+        default=otherwise,
     )
-    return attended, tokens_first(project(packing.unpack(x), kernel, bias, change), change.added)[1]
-
-
-def _in_pattern(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
-) -> tuple[Rows, AttentionWeights]:
-    """Returns attention computed by `change.pattern.attend`, and the attention weights by the plain form."""
-    assert change.pattern
-    qkv = project(packing.unpack(x), kernel, bias, change)
-    attended = change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1)
-    return packing.pack(attended), tokens_first(qkv, change.added)[1]
-
-
-def _repacked(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
-) -> tuple[Rows, AttentionWeights]:
-    """Returns `fused` of rows in any packing: they are repacked for the kernel, and its result is packed as `x` was."""
-    images = len(x) // packing.rows * packing.images
-    suited = choose_packing("fused", packing.tokens, kernel.shape[2], images)
-    attended, weights = fused(packing.repack(x, suited), kernel, bias, suited, change)
-    return suited.repack(attended, packing), weights
 
 
 ATTENTIONS: dict[AttentionKind, Attention] = {
-    "auto": auto,
+    "auto": _with_plain_weights(auto),
     "heads_first": _projected(heads_first),
     "tokens_first": _projected(tokens_first),
-    "fused": fused,
+    "fused": _with_plain_weights(fused),
     "cudnn": cudnn,
 }
 
