@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import models, sharding, tasks
 from vit_jax.kernels import choose_options
+from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
-
-Batch: TypeAlias = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from vit_jax.config import check_config, resolve_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.models import add_adapters, check_blocks
 from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
-from vit_jax.step import Batch, StepMetrics, TrainState, TrainStep
+from vit_jax.step import StepMetrics, TrainState, TrainStep
+from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel

@@ -13,10 +13,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.models import Model, is_adapted, merge_adapters
 from vit_jax.optim import WHOLE, Adapters, Sharpness, TrainedPart
-from vit_jax.tasks import Task
+from vit_jax.tasks import Batch, Task
 from vit_jax.tree import ArrayTree
 
-Batch = dict[str, Array]
 StepMetrics = dict[str, Array]  # still on the devices
 LossAndGrads = tuple[Float[Array, ""], ArrayTree]
 

@@ -17,7 +17,8 @@ from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_memory
-from vit_jax.inference import Batch, Inference
+from vit_jax.inference import Inference
+from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
 Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]]

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from vit_jax.data import EvalBatches
-from vit_jax.inference import Batch, Inference
+from vit_jax.inference import Inference
+from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # outputs of n images [n, width or classes], their labels [n, ...]

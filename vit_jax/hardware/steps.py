@@ -14,7 +14,8 @@ from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
-from vit_jax.step import Batch, TrainState
+from vit_jax.step import TrainState
+from vit_jax.tasks import Batch
 
 LEAST, MOST = 4, 50  # steps that are timed
 WARM = 3  # steps after the first that are not timed: hosts still map the memory that these steps need

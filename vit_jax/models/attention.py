@@ -24,7 +24,7 @@ QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
 LocalHeads: TypeAlias = Float[Array, "*rows channels"]  # of the heads on one device
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
-Scores: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
+ScoreFunction: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
 
 
 class Pattern(NamedTuple):
@@ -49,11 +49,11 @@ class AttentionChange(NamedTuple):
     """
 
     qkv: HeadChange = HeadChange()
-    scores: Scores | None = None
+    scores: ScoreFunction | None = None
     pattern: Pattern | None = None
 
     @property
-    def added(self) -> Scores | None:
+    def added(self) -> ScoreFunction | None:
         """The function of all that is added to the scores, by `scores` and by the pattern; None: nothing is added."""
         if self.pattern is None:
             return self.scores
@@ -70,7 +70,7 @@ RowsOf: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange
 IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
 
 
-def heads_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
+def heads_first(qkv: QKV, scores: ScoreFunction | None = None) -> tuple[Attended, AttentionWeights]:
     """Returns the sum of the values weighted by softmax(q kᵀ / √head_dim), and these weights in float32.
 
     One transposition puts heads before tokens, so that every product is a batch of plain matrix products. The backward
@@ -116,7 +116,7 @@ def _backward(residuals: tuple, grads: tuple[PerHead, AttentionWeights]) -> tupl
 _attend.defvjp(_forward, _backward)
 
 
-def tokens_first(qkv: QKV, scores: Scores | None = None) -> tuple[Attended, AttentionWeights]:
+def tokens_first(qkv: QKV, scores: ScoreFunction | None = None) -> tuple[Attended, AttentionWeights]:
     """Returns the same as `heads_first`, without a transposition: the compiler chooses the layout of each product."""
     batch, tokens, _, heads, head_dim = qkv.shape
     query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -132,7 +132,7 @@ def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange
     return change.qkv(constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim")))
 
 
-def _projected(attention: Callable[[QKV, Scores | None], tuple[Attended, AttentionWeights]]) -> Attention:
+def _projected(attention: Callable[[QKV, ScoreFunction | None], tuple[Attended, AttentionWeights]]) -> Attention:
     def attend(
         x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
     ) -> tuple[Rows, AttentionWeights]:

@@ -4,7 +4,7 @@ form, and makes calls that can be timed.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,12 @@ from vit_jax.models.attention import (
 )
 from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
 from vit_jax.models.head_change import HeadChange
-from vit_jax.models.layers import Rows
+from vit_jax.models.layers import Rows, Tokens
 from vit_jax.models.part_specs import AttentionKind
 from vit_jax.models.rotary import ROTARIES
 
 IMAGES = 8
 NAMES = "the result", *(f"the gradient of the {name}" for name in ("input", "kernel", "bias", "norms"))
-Images: TypeAlias = Float[Array, "images tokens width"]
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
 
 
@@ -67,10 +66,10 @@ def draw_change(spec: Any) -> AttentionChange:
 def compare(
     attention: Attention,
     packing: Packing,
-    x: Images,
+    x: Tokens,
     kernel: QKVKernel,
     bias: QKVBias,
-    grad: Images,
+    grad: Tokens,
     change: AttentionChange = UNCHANGED,
 ) -> dict[str, Float[Array, ""]]:
     """Returns name -> relative difference between `attention` and the plain form in float32.

@@ -1,42 +1,20 @@
 """One encoder block: self-attention and MLP, each after a LayerNorm and inside a residual (equations 2 and 3)."""
 
-import functools
 from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import xavier_uniform
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import (
-    ATTENTIONS,
-    AttentionChange,
-    AttentionWeights,
-    Pattern,
-    Scores,
-    choose_packing,
-)
-from vit_jax.models.attention_pattern import attended_pairs
-from vit_jax.models.head_change import HeadChange
-from vit_jax.models.layers import (
-    Dense,
-    DenseParameters,
-    LayerNorm,
-    NormOfHeads,
-    Rows,
-    add_bias,
-    as_matrix,
-    dropout,
-    product,
-)
+from vit_jax.models.attention import AttentionWeights, choose_packing
+from vit_jax.models.layers import LayerNorm, Rows, add_bias, dropout
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.part_specs import BlockKind
-from vit_jax.models.position import PositionTable, RelativeTable, relative_table, scores_of_offsets, table_of_tokens
-from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.sparse_attention import attend_in_pattern
+from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
+from vit_jax.models.self_attention import SelfAttention
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain, gather, local_size
 
@@ -56,63 +34,6 @@ def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
         return gather(module.param(name, *declaration), name, spec.dtype)
 
     return table_of_tokens(parameter, spec)
-
-
-def out_projection(spec: ModelSpec) -> Dense:
-    """Returns the output projection of the concatenated heads (equation 8), the submodule `out` of the calling module.
-
-    Its kernel is multiplied as a matrix.
-    """
-    init, heads = xavier_uniform(in_axis=(0, 1), out_axis=2), (spec.attention.num_heads, spec.head_dim)
-
-    def multiply(attended: Rows, kernel: Float[Array, "heads head_dim width"]) -> Rows:
-        return product(attended, as_matrix(kernel, spec.width))
-
-    return Dense(spec.width, spec.kernel_dtype, init, inputs=heads, multiply=multiply, name="out")
-
-
-class SelfAttention(nn.Module):
-    """Multi-head self-attention (appendix A), without dropout of the attention weights (appendix B.1)."""
-
-    spec: ModelSpec
-    packing: Packing  # of the rows
-
-    @nn.compact
-    def __call__(self, x: Rows, relative: RelativeTable | None = None) -> tuple[Rows, AttentionWeights]:
-        """Returns what every row attends to, and the attention weights of the tokens.
-
-        Args:
-            x: the rows of all images.
-            relative: the relative positions that all blocks share; None: they share none.
-        """
-        spec = self.spec
-        # Queries, keys and values are projected by one matmul (equation 5), each initialised with its own fans.
-        init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
-        shape = (3, spec.attention.num_heads, spec.head_dim)
-        kernel, bias = DenseParameters((spec.width,), shape, spec.kernel_dtype, init, name="qkv")()
-        change = AttentionChange(self._qkv_change(), self._scores(relative), self._pattern())
-        attend = ATTENTIONS[spec.attention.kind]
-        attended, weights = attend(x, kernel, bias, self.packing, change)
-        return out_projection(spec)(attended), weights
-
-    def _scores(self, relative: RelativeTable | None) -> Scores | None:
-        """Returns the function that gives what is added to the scores of the attention; None: nothing is added."""
-        if not self.spec.adds_scores:
-            return None
-        return scores_of_offsets(self.spec, relative_table(self.param, self.spec) if relative is None else relative)
-
-    def _pattern(self) -> Pattern | None:
-        """Returns which tokens attend to which; None: all to all."""
-        if not self.spec.attention.is_sparse:
-            return None
-        return Pattern(attended_pairs(self.spec), functools.partial(attend_in_pattern, self.spec))
-
-    def _qkv_change(self) -> HeadChange:
-        """Returns what happens to queries and keys after their projection."""
-        spec = self.spec
-        names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = tuple(NormOfHeads(spec.head_dim, name=name)() for name in names)
-        return HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
 
 
 class Block(nn.Module):
@@ -139,16 +60,20 @@ class Block(nn.Module):
             shared: the positions that all blocks share; None: they share none.
         """
         spec, packing = self.spec, self.packing
-        x = self.add_positions(x, shared)
-        norm1, norm2 = (LayerNorm(spec.block.norm_epsilon, name=name) for name in ("norm1", "norm2"))
-        branch, weights = SelfAttention(spec, packing, name="attention")(norm1(x), shared if spec.adds_scores else None)
-        branch = self.scale_branch("layer_scale1", dropout(self, branch, packing))
-        x = checkpoint_name(x + self.drop_branch(branch, drop_rate), "between")
-        branch = self.scale_branch("layer_scale2", Mlp(spec, packing, name="mlp")(norm2(x)))
-        x = x + self.drop_branch(branch, drop_rate)
+        x = self._add_positions(x, shared)
+        y = LayerNorm(spec.block.norm_epsilon, name="norm1")(x)
+        y, weights = SelfAttention(spec, packing, name="attention")(y, shared if spec.adds_scores else None)
+        y = dropout(self, y, packing)
+        y = self._scale_branch("layer_scale1", y)
+        x = x + self._drop_branch(y, drop_rate)
+        x = checkpoint_name(x, "between")
+        y = LayerNorm(spec.block.norm_epsilon, name="norm2")(x)
+        y = Mlp(spec, packing, name="mlp")(y)
+        y = self._scale_branch("layer_scale2", y)
+        x = x + self._drop_branch(y, drop_rate)
         return constrain(x, ("batch", "width")), weights
 
-    def add_positions(self, x: Rows, shared: PositionTable | RelativeTable | None) -> Rows:
+    def _add_positions(self, x: Rows, shared: PositionTable | RelativeTable | None) -> Rows:
         """Returns the rows plus the positions of the block's input; unchanged with `position_place=stem`."""
         if self.spec.position.place == "stem":
             return x
@@ -157,7 +82,7 @@ class Block(nn.Module):
         x = add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
         return constrain(x, ("batch", "width"))
 
-    def scale_branch(self, name: str, branch: Rows) -> Rows:
+    def _scale_branch(self, name: str, branch: Rows) -> Rows:
         """Returns the branch times the factors of its channels, if the spec has any."""
         initial = self.spec.block.layer_scale
         if not initial:
@@ -165,7 +90,7 @@ class Block(nn.Module):
         factors = self.param(name, nn.initializers.constant(initial), branch.shape[-1:])
         return (branch.astype(jnp.float32) * factors).astype(branch.dtype)
 
-    def drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
+    def _drop_branch(self, branch: Rows, rate: float | Float[Array, ""]) -> Rows:
         """Returns the branch after stochastic depth: zero for images drawn with probability `rate`, for the others
         divided by 1 - rate. Outside training the branch is unchanged.
         """

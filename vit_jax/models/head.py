@@ -11,10 +11,10 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.block import out_projection
 from vit_jax.models.layers import Dense, LayerNorm, Tokens
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.part_specs import Pooling
+from vit_jax.models.self_attention import out_projection
 from vit_jax.models.spec import ModelSpec
 from vit_jax.sharding import constrain
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import UserError, choose
 from vit_jax.models.attention_choice import attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
-from vit_jax.models.part_specs import KERNELS, AttentionKind
+from vit_jax.models.part_specs import CHIP_KERNELS, AttentionKind
 from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
@@ -76,7 +76,7 @@ class Model:
     def kernel(self) -> AttentionKind | None:
         """The implementation of attention if a chip may execute it wrongly (`fused` and `cudnn`), otherwise None."""
         kind = self.field("attention")
-        return kind if kind in KERNELS else None
+        return kind if kind in CHIP_KERNELS else None
 
     @property
     def vit(self) -> ModelSpec:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from vit_jax import UserError, refuse
 from vit_jax.kernels import QKChange
 from vit_jax.models.part_specs import (
+    CHIP_KERNELS,
     CLASS_POOLINGS,
-    KERNELS,
     LEARNED_POSITIONS,
     AttentionSpec,
     BlockSpec,
@@ -44,11 +44,11 @@ def _check_parts(spec: "ModelSpec") -> None:
             f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
         ),
         (
-            attention.kind in KERNELS and spec.adds_scores,
+            attention.kind in CHIP_KERNELS and spec.adds_scores,
             f"attention {attention.kind} computes no relative positions; set model.attention=auto or tokens_first.",
         ),
         (
-            attention.kind in KERNELS and attention.is_sparse,
+            attention.kind in CHIP_KERNELS and attention.is_sparse,
             f"attention {attention.kind} computes no attention_pattern; set model.attention=auto.",
         ),
         (

@@ -3,4 +3,5 @@ from .choice import task_of_model as task_of_model
 from .classify import Classify as Classify
 from .distill import Distill as Distill
 from .masked_patches import MaskedPatches as MaskedPatches
+from .task import Batch as Batch
 from .task import Task as Task

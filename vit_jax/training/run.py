@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from vit_jax import Preempted, UserError, data, evals
 from vit_jax.distributed import Supervisor, run_on_all
 from vit_jax.monitoring import Category, MetricWriter, Trace, TrainMetrics, ledger_lines
-from vit_jax.step import Batch, StepMetrics, TrainState
+from vit_jax.step import StepMetrics, TrainState
+from vit_jax.tasks import Batch
 from vit_jax.training.workdir import Workdir
 
 
