@@ -41,7 +41,7 @@ def compile_case(name: str) -> Report:
     config.batch, config.total_steps, config.grad_norm_clip = fsdp, 10, 1.0
     config.data.num_classes, config.data.num_examples = 1000, 1_281_167
     config, program = program_without_data(config, targets.find_devices(target, 1))
-    chain = optim.make_optimizer(config, program.schedule)
+    chain = optim.make_optimizer(config, program.schedule, optim.make_lr_multipliers(config))
     params, state = program.state.params, program.state.opt_state
     places = program.state_shardings.params, program.state_shardings.opt_state
 

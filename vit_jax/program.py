@@ -94,7 +94,7 @@ def make_program(
             return step(state, batch, *teacher_params)
 
     trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
-    multipliers = make_lr_multipliers(config).by_name(state.params)
+    multipliers = step.lr_multipliers.by_name(state.params)
     multipliers = {name: number if name in trained else 0.0 for name, number in multipliers.items()}
     jit = functools.partial(jax.jit, compiler_options=inference.compiler_options)
     return Program(
@@ -157,17 +157,17 @@ def make_train_step(
             does not have the blocks that the configuration counts.
     """
     check_blocks(model.name, model.field("depth"), config.optim.frozen_blocks, config.optim.layer_decay)
-    rate = optim.make_schedule(config)
+    rate, multipliers = optim.make_schedule(config), make_lr_multipliers(config)
     return TrainStep(
         model=model,
         task=tasks.make_task(config, model, spec.num_classes, spec.max_labels),
-        optimizer=optim.make_optimizer(config, rate),
+        optimizer=optim.make_optimizer(config, rate, multipliers),
         schedule=rate,
         seed=config.seed,
         accum_steps=config.accum_steps,
         ema_decay=config.optim.ema_decay,
         trained_part=Adapters() if config.adapt.rank else LastBlocks(config.optim.frozen_blocks),
-        freeze=make_lr_multipliers(config).freeze,
+        lr_multipliers=multipliers,
         sharpness=make_sharpness(config, rate.relative),
         teacher=teacher,
     )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,12 +11,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
 from vit_jax.models import Model, is_adapted, merge_adapters
-from vit_jax.optim import WHOLE, Adapters, Sharpness, TrainedPart
+from vit_jax.optim import UNSCALED, WHOLE, Adapters, GradientRule, LossAndGrads, LrMultipliers, TrainedPart, one_pass
 from vit_jax.tasks import Batch, Task
 from vit_jax.tree import ArrayTree
 
 StepMetrics = dict[str, Array]  # still on the devices
-LossAndGrads = tuple[Float[Array, ""], ArrayTree]
 
 
 @jax.tree_util.register_dataclass
@@ -71,9 +69,9 @@ class TrainStep:
         accum_steps: the number of parts into which a batch is split.
         ema_decay: the decay of the moving average; 0 for none.
         trained_part: which parameters have gradients and a state of the optimizer.
-        freeze: returns the trained part with the gradients of further parameters stopped. These gradients are 0; for an
-            array that is frozen as a whole, the gradient is not computed.
-        sharpness: makes a gradient from two passes; None: there is one pass.
+        lr_multipliers: what the learning rate of each parameter is multiplied by. Where that is 0, the gradient is 0;
+            for an array that is frozen as a whole, it is not computed.
+        sharpness: makes the gradient to follow, from one pass over the batch or from two.
         teacher: a frozen model whose logits of the same inputs belong to the targets; None: there is none.
     """
 
@@ -85,8 +83,8 @@ class TrainStep:
     accum_steps: int
     ema_decay: float
     trained_part: TrainedPart = WHOLE
-    freeze: Callable[[ArrayTree], ArrayTree] = lambda trained: trained
-    sharpness: Sharpness | None = None
+    lr_multipliers: LrMultipliers = UNSCALED
+    sharpness: GradientRule = one_pass
     teacher: Model | None = None
 
     def init(self, params: ArrayTree, given: dict[str, Any] | None = None) -> TrainState:
@@ -102,23 +100,33 @@ class TrainStep:
     ) -> tuple[TrainState, StepMetrics]:
         """Returns the state after one step on `image` [batch, height, width, 3] and `label` [batch], and its metrics.
 
-        If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped. A teacher needs
-        its `teacher_params`.
+        A teacher needs its `teacher_params`.
         """
         task_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step))
         inputs, targets = self.task.train_examples(task_key, batch)
         if self.teacher:
             targets = targets, self._teach(teacher_params, inputs)
-        before = self.trained_part.select(state.params)
+        trained = self.trained_part.select(state.params)
 
         def loss_and_grads_of(trained: ArrayTree) -> LossAndGrads:
             return self.loss_and_grads(state.params, trained, inputs, targets, dropout_key)
 
-        if self.sharpness:
-            loss, grads = self.sharpness(loss_and_grads_of, before, state.step)
-        else:
-            loss, grads = loss_and_grads_of(before)
+        return self.apply_grads(state, trained, *self.sharpness(loss_and_grads_of, trained, state.step))
+
+    def apply_grads(
+        self, state: TrainState, before: ArrayTree, loss: Float[Array, ""], grads: ArrayTree
+    ) -> tuple[TrainState, StepMetrics]:
+        """Returns the state after the optimizer's update, and the metrics of the step.
+
+        If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
+        update are not, those parameters keep their values; the step counts as skipped.
+
+        Args:
+            state: the state before the step.
+            before: the trained part of its parameters.
+            loss: the loss of the batch.
+            grads: the gradient, of the trained part.
+        """
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
@@ -168,7 +176,7 @@ class TrainStep:
         """
 
         def loss_of(trained: ArrayTree, inputs: dict[str, Array], targets: ArrayTree, key: PRNGKeyArray) -> Array:
-            whole = self.trained_part.complete(params, self.freeze(trained))
+            whole = self.trained_part.complete(params, self.lr_multipliers.freeze(trained))
             logits, out = self.model.apply(whole, **inputs, dropout_key=key)
             return self.task.losses((out | {"logits": logits})[self.task.output], targets).mean()
 

@@ -60,9 +60,13 @@ def config(tiny):
     return resolve_config(tiny)
 
 
+def make_optimizer(config):
+    return optim.make_optimizer(config, optim.make_schedule(config), make_lr_multipliers(config))
+
+
 def trained(config, params, grads):
     """The parameters after two steps with the same gradients."""
-    part, optimizer = LastBlocks(config.optim.frozen_blocks), optim.make_optimizer(config, optim.make_schedule(config))
+    part, optimizer = LastBlocks(config.optim.frozen_blocks), make_optimizer(config)
 
     @jax.jit
     def train(params, grads):
@@ -107,7 +111,7 @@ def test_each_layer_has_the_rate_of_a_loop_over_layers(config, decay, frozen, pa
 
 def test_the_state_of_the_optimizer_covers_the_blocks_that_are_trained(config):
     config.optim.frozen_blocks = 2
-    state = optim.make_optimizer(config, optim.make_schedule(config)).init(LastBlocks(2).select(draw(0)))
+    state = make_optimizer(config).init(LastBlocks(2).select(draw(0)))
     shapes = {name.partition("/mu/")[2]: leaf.shape for name, leaf in tree.flatten(state).items() if "/mu/" in name}
     rows = {name: (DEPTH - 2, *shape[1:]) for name, shape in SHAPES.items() if "blocks" in name}
     assert shapes == rows | {name: SHAPES[name] for name in AFTER}

@@ -66,9 +66,13 @@ PARAMS = {"dense1": {"kernel": jnp.array([[2.0, -1.0]]), "bias": jnp.array([4.0]
 GRADS = {"dense1": {"kernel": jnp.array([[0.3, 0.4]]), "bias": jnp.array([0.0])}, "cls": jnp.array([-0.1])}
 
 
+def make_optimizer(config):
+    return optim.make_optimizer(config, optim.make_schedule(config), make_lr_multipliers(config))
+
+
 def updated(config, steps=1, grads=GRADS):
     config = resolve_config(config)
-    optimizer, params = optim.make_optimizer(config, optim.make_schedule(config)), PARAMS
+    optimizer, params = make_optimizer(config), PARAMS
     state = optimizer.init(params)
     for _ in range(steps):
         changes, state = optimizer.update(grads, state, params)
@@ -126,7 +130,7 @@ def test_momentum_and_clipping(config):
 def test_the_first_moment_may_be_kept_in_half_precision(config, name):
     config.optim.name, config.optim.moment_dtype = name, "bfloat16"
     config = resolve_config(config)
-    state = optim.make_optimizer(config, optim.make_schedule(config)).init(PARAMS)
+    state = make_optimizer(config).init(PARAMS)
     assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
 
 
@@ -147,7 +151,7 @@ def test_lr_multipliers_by_name(config, factor):
 def test_lr_multipliers_that_cannot_be_parsed(config, text):
     config.optim.lr_multipliers = text
     with pytest.raises(UserError, match=r"cannot parse .* in optim.lr_multipliers; write pairs such as head/"):
-        optim.make_optimizer(resolve_config(config), optim.make_schedule(config))
+        make_lr_multipliers(resolve_config(config))
 
 
 def test_a_pattern_that_matches_nothing(config):

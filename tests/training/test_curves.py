@@ -56,7 +56,7 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
     update = TrainStep(
         model=model,
         task=tasks.make_task(config, model, 7),
-        optimizer=optim.make_optimizer(config, optim.make_schedule(config)),
+        optimizer=optim.make_optimizer(config, optim.make_schedule(config), optim.UNSCALED),
         schedule=optim.make_schedule(config),
         seed=0,
         accum_steps=config.accum_steps,
@@ -100,7 +100,7 @@ def s16_losses(config):
     update = TrainStep(
         model=model,
         task=tasks.make_task(config, model, 8),
-        optimizer=optim.make_optimizer(config, schedule),
+        optimizer=optim.make_optimizer(config, schedule, optim.UNSCALED),
         schedule=schedule,
         seed=0,
         accum_steps=1,

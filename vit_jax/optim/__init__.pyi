@@ -1,10 +1,15 @@
+from .lr_multipliers import UNSCALED as UNSCALED
+from .lr_multipliers import LrMultipliers as LrMultipliers
 from .lr_multipliers import Multiplier as Multiplier
 from .lr_multipliers import make_lr_multipliers as make_lr_multipliers
 from .optimizer import make_optimizer as make_optimizer
 from .schedule import LearningRate as LearningRate
 from .schedule import make_schedule as make_schedule
+from .sharpness import GradientRule as GradientRule
+from .sharpness import LossAndGrads as LossAndGrads
 from .sharpness import Sharpness as Sharpness
 from .sharpness import make_sharpness as make_sharpness
+from .sharpness import one_pass as one_pass
 from .trained_part import WHOLE as WHOLE
 from .trained_part import Adapters as Adapters
 from .trained_part import LastBlocks as LastBlocks

@@ -35,9 +35,9 @@ class LrMultipliers:
         frozen_blocks: how many of the first blocks are frozen, together with everything before the blocks.
     """
 
-    patterns: tuple[tuple[str, float], ...]
-    layer_decay: float
-    frozen_blocks: int
+    patterns: tuple[tuple[str, float], ...] = ()
+    layer_decay: float = 1.0
+    frozen_blocks: int = 0
 
     def of(self, name: str, depth: int) -> Multiplier:
         """Returns the multiplier of a parameter of a model with `depth` blocks: one for each block if they differ."""
@@ -96,6 +96,9 @@ class LrMultipliers:
 
     def _match(self, *names: str) -> float:
         return next((number for rule, number in self.patterns if any(re.fullmatch(rule, name) for name in names)), 1.0)
+
+
+UNSCALED = LrMultipliers()
 
 
 def make_lr_multipliers(config: ConfigDict) -> LrMultipliers:

@@ -8,12 +8,12 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import tree
-from vit_jax.optim.lr_multipliers import make_lr_multipliers
+from vit_jax.optim.lr_multipliers import LrMultipliers
 from vit_jax.optim.preconditioners import PRECONDITIONERS, adapt_to_norms
 from vit_jax.optim.schedule import LearningRate
 
 
-def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict, rate: LearningRate, multipliers: LrMultipliers) -> optax.GradientTransformation:
     """Returns the chain: clip -> precondition -> weight decay -> learning-rate multipliers -> learning rate.
 
     Weight decay is decoupled. With `decay_factor="rate"` it is multiplied by the learning rate, p <- p - rate (u +
@@ -21,11 +21,7 @@ def make_optimizer(config: ConfigDict, rate: LearningRate) -> optax.GradientTran
     p <- p - rate u - rate / base_lr decay p, as in big_vision, even if `base_lr` is 0. The structure of the state is
     the same with both. After weight decay, LAMB scales the updates of those arrays that decay to the norms of the
     arrays. For schedule-free AdamW, the whole chain is wrapped in `optax.contrib.schedule_free`.
-
-    Raises:
-        UserError: `config.optim.lr_multipliers` cannot be parsed.
     """
-    multipliers = make_lr_multipliers(config)
     decayed = DECAYED[config.optim.decays]
     base, schedule = (1.0, rate) if config.optim.decay_factor == "rate" else (rate.base, rate.relative)
     decay = optax.add_decayed_weights(config.optim.weight_decay, mask=decayed)

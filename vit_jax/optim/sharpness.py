@@ -6,13 +6,21 @@ from typing import TypeAlias
 
 import jax
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from vit_jax.tree import ArrayTree
 
-LossAndGradsOf: TypeAlias = Callable[[ArrayTree], tuple[Array, ArrayTree]]
+LossAndGrads: TypeAlias = tuple[Float[Array, ""], ArrayTree]
+LossAndGradsOf: TypeAlias = Callable[[ArrayTree], LossAndGrads]
+# (function of the parameters, parameters, step) -> the loss at the parameters and the gradient to follow
+GradientRule: TypeAlias = Callable[[LossAndGradsOf, ArrayTree, jax.typing.ArrayLike], LossAndGrads]
 SMALLEST_NORM = 1e-12  # the authors'
+
+
+def one_pass(loss_and_grads_of: LossAndGradsOf, params: ArrayTree, step: jax.typing.ArrayLike) -> LossAndGrads:
+    """Returns the loss and the gradient at the parameters. The step does not look for sharpness."""
+    return loss_and_grads_of(params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Sharpness:
 
     def __call__(
         self, loss_and_grads_of: LossAndGradsOf, params: ArrayTree, step: jax.typing.ArrayLike
-    ) -> tuple[Array, ArrayTree]:
+    ) -> LossAndGrads:
         """Returns the loss at the parameters and the gradient to follow."""
         loss, grads = loss_and_grads_of(params)
         length = self.rho(step) / (optax.tree.norm(grads) + SMALLEST_NORM)
@@ -44,8 +52,8 @@ class Sharpness:
         return loss, jax.tree.map(lambda s, g: s - self.alpha * (g - along * s), sharp, grads)
 
 
-def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> Sharpness | None:
-    """Returns how a run looks for sharpness, or None if `config.optim.sam_rho` is 0.
+def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> GradientRule:
+    """Returns how a run looks for sharpness: by `Sharpness`, or not at all (`one_pass`) if `config.optim.sam_rho` is 0.
 
     Args:
         config: the configuration of the run.
@@ -54,6 +62,6 @@ def make_sharpness(config: ConfigDict, relative_rate: optax.Schedule) -> Sharpne
     """
     largest, least = config.optim.sam_rho, config.optim.sam_rho_min
     if not largest:
-        return None
+        return one_pass
     end = largest if least is None else least
     return Sharpness(lambda step: end + (largest - end) * relative_rate(step), config.optim.sam_alpha)
