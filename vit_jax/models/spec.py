@@ -136,8 +136,9 @@ class ModelSpec:
     @property
     def feature_width(self) -> int:
         """Width of `pre_logits`, the features that evaluations learn from."""
-        doubled = self.head.pooling == "token_gap" and not self.head.pre_logits
-        return self.head.representation_size or self.width * (1 + doubled)
+        if self.head.pre_logits and self.head.kind == "image":
+            return self.head.representation_size or self.width
+        return self.width * (2 if self.head.pooling == "token_gap" else 1)
 
     @property
     def split_sizes(self) -> dict[str, int]:
