@@ -134,4 +134,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

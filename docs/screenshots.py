@@ -158,4 +158,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, reports=True)
+    cli.run_command(main, is_report=True)

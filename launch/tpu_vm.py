@@ -222,4 +222,4 @@ def delete_machines(args: argparse.Namespace, sleep: Callable[[float], None]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

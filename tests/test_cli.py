@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, Preempted, UserError, cli, machine
 from vit_jax.__main__ import COMMANDS
 
-COMMAND = "import vit_jax; from vit_jax import cli; cli.run(reports=True, command=lambda argv"
-ASKS = "import jax; from vit_jax import cli; cli.run(lambda argv: print(jax.default_backend()))"
+COMMAND = "import vit_jax; from vit_jax import cli; cli.run_command(is_report=True, command=lambda argv"
+ASKS = "import jax; from vit_jax import cli; cli.run_command(lambda argv: print(jax.default_backend()))"
 
 
 def noted(error, *notes):
@@ -47,24 +47,24 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)  # this process keeps its own
 
     with pytest.raises(SystemExit) as end:
-        cli.run(command, again="what the same command does.")
+        cli.run_command(command, rerun_advice="what the same command does.")
     assert (end.value.code, capsys.readouterr().err) == (code, text)
 
 
 def test_a_command_that_saves_nothing_promises_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "leave", lambda sentence, code: print(sentence))
+    monkeypatch.setattr(cli, "exit_with_message", lambda sentence, code: print(sentence))
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
 
     def command(argv):
         raise KeyboardInterrupt
 
-    cli.run(command)
+    cli.run_command(command)
     assert capsys.readouterr().out == "interrupted.\n"
 
 
 def test_bugs_keep_their_traceback():
     with pytest.raises(ZeroDivisionError):
-        cli.run(lambda argv: 1 / 0)
+        cli.run_command(lambda argv: 1 / 0)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_another_closed_pipe_is_an_error(capfd, reports):
         raise BrokenPipeError("a connection")
 
     with pytest.raises(BrokenPipeError, match="a connection"):
-        cli.run(command, reports=reports)
+        cli.run_command(command, is_report=reports)
 
 
 def test_a_run_that_cannot_print_any_more_is_not_done():
     """As in `python -m vit_jax.main ... 2>&1 | head -3`: exit code 0 would mean that it is finished."""
     reader, writer = os.pipe()
     os.close(reader)
-    code = "from vit_jax import cli; cli.run(lambda argv: print('x' * 10**6, flush=True))"
+    code = "from vit_jax import cli; cli.run_command(lambda argv: print('x' * 10**6, flush=True))"
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
     os.close(writer)
     assert done.returncode not in (0, 2, 42)

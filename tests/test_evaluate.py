@@ -24,7 +24,7 @@ from vit_jax.config import (
     save_config,
 )
 from vit_jax.data import loader
-from vit_jax.evals.outputs import read_outputs
+from vit_jax.evals.outputs import compute_outputs
 from vit_jax.evals.prediction_files import write_confusion
 from vit_jax.evals.requests import request_evaluations
 from vit_jax.inference import make_inference
@@ -234,7 +234,7 @@ def test_every_kind_is_the_same_on_one_device_and_on_eight(run, every_kind, prob
         config.batch_eval, config.mesh.data = batch, devices
         program = make_inference(model, make_mesh(config, jax.devices()[:devices]), params)
         batches, cache = data.eval_batches(config, "test", program.batch_sharding), {}
-        features.append(read_outputs(program, "features", params, batches, cache))
+        features.append(compute_outputs(program, "features", params, batches, cache))
         metrics.append(evals.run_evaluators(evals.make_evaluators(config, program), params, cache=cache))
     one, eight = metrics
     assert one.keys() == eight.keys() and len(one) > 2 * len(config.evals)

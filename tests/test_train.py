@@ -467,7 +467,7 @@ def test_bad_input_is_a_sentence_and_exit_code_2(words, sentence, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", command(tmp_path / "run", *words))
     with pytest.raises(SystemExit) as exit:
-        cli.run(main.main)
+        cli.run_command(main.main)
     text = capsys.readouterr().err
     assert exit.value.code == 2, text
     assert sentence in text and text.startswith("vit_jax: ") and text.count("\n") == 1

@@ -26,7 +26,7 @@ COMMANDS = {
     "measure": "measure",
     "doctor": "doctor",
 }
-HEAD = "usage: vit-jax COMMAND ...; vit-jax COMMAND --help says more"
+USAGE = "usage: vit-jax COMMAND ...; vit-jax COMMAND --help says more"
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("--help", "-h"):
         with ignore_closed_stdout():
-            print("\n".join([HEAD, "", *(f"  {name:10}{summary(module)}" for name, module in COMMANDS.items())]))
+            print("\n".join([USAGE, "", *(f"  {name:10}{summary(module)}" for name, module in COMMANDS.items())]))
         return
     try:
         module = COMMANDS[choose("command", name, COMMANDS)]

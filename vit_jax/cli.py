@@ -19,7 +19,7 @@ from vit_jax.monitoring import process_age
 from vit_jax.storage import cache
 from vit_jax.streams import flush_stderr
 
-AGAIN = "the same command continues from the last checkpoint, if there is one."
+RESUME_ADVICE = "the same command continues from the last checkpoint, if there is one."
 TERMINATED = "terminated", signal.SIGTERM
 
 
@@ -32,12 +32,12 @@ def terminate(number: int, frame: Any) -> None:
     raise Terminated
 
 
-def run(command: Callable[[list[str]], None], again: str = "", reports: bool = False) -> None:
+def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is_report: bool = False) -> None:
     """Calls a command with this process's arguments and ends the process.
 
-    `again` is a sentence on what the same command does when it is run again after an interruption. If the command has
-    added a note to the exception, that note is printed instead, because the command knows what is saved. With
-    `reports`, the command ends quietly when the reader of its stdout closes it.
+    `rerun_advice` is a sentence on what the same command does when it is run again after an interruption. If the
+    command has added a note to the exception, that note is printed instead, because the command knows what is saved.
+    With `is_report`, the command ends quietly when the reader of its stdout closes it.
 
     Exit codes: 0 done; 1 a non-finite loss, or an internal error with its traceback;
     2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. Before every
@@ -49,7 +49,7 @@ def run(command: Callable[[list[str]], None], again: str = "", reports: bool = F
         keep_freed_memory()
     signal.signal(signal.SIGTERM, terminate)
     try:
-        with ignore_closed_stdout() if reports else contextlib.nullcontext():
+        with ignore_closed_stdout() if is_report else contextlib.nullcontext():
             command(sys.argv)
         flush_stderr()
         return
@@ -57,17 +57,17 @@ def run(command: Callable[[list[str]], None], again: str = "", reports: bool = F
         sentence, code = str(error), exit_code(error)
     except (KeyboardInterrupt, Terminated) as error:
         word, number = ("interrupted", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else TERMINATED
-        advice = next(iter(getattr(error, "__notes__", [])), again)
+        advice = next(iter(getattr(error, "__notes__", [])), rerun_advice)
         sentence, code = f"{word}; {advice}" if advice else f"{word}.", 128 + number
     except Exception:
         if not jax.distributed.is_initialized():
             raise
         tell(traceback.format_exc().rstrip())  # an ordinary exit would first wait for the other hosts
         sentence, code = "internal error; see the traceback above.", 1
-    leave(sentence, code)
+    exit_with_message(sentence, code)
 
 
-def leave(sentence: str, code: int) -> None:
+def exit_with_message(sentence: str, code: int) -> None:
     """Prints a sentence and ends the process at once, so that no thread of a library prints anything after it."""
     tell(f"vit_jax: {sentence}")
     with contextlib.suppress(OSError):

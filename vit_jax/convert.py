@@ -61,4 +61,4 @@ def parse_resolution(text: str) -> int | tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    cli.run(main, reports=True)
+    cli.run_command(main, is_report=True)

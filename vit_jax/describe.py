@@ -54,4 +54,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="the same command counts the shards again.")
+    cli.run_command(main, rerun_advice="the same command counts the shards again.")

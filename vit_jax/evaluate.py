@@ -200,4 +200,4 @@ def format_value(value: float | str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, reports=True)
+    cli.run_command(main, is_report=True)

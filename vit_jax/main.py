@@ -42,4 +42,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, again=cli.AGAIN)
+    cli.run_command(main, rerun_advice=cli.RESUME_ADVICE)

@@ -252,4 +252,4 @@ def read_config(words: list[str]) -> tuple[ConfigDict, frozenset[str]]:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="the same command measures what is left.", reports=True)
+    cli.run_command(main, rerun_advice="the same command measures what is left.", is_report=True)

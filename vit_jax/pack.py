@@ -173,4 +173,4 @@ def positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="the same command packs what is missing.")
+    cli.run_command(main, rerun_advice="the same command packs what is missing.")

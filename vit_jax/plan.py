@@ -230,4 +230,4 @@ def make_requests(args: argparse.Namespace, words: list[str]) -> list[PlanReques
 
 
 if __name__ == "__main__":
-    cli.run(main, again="what was compiled is remembered.", reports=True)
+    cli.run_command(main, rerun_advice="what was compiled is remembered.", is_report=True)

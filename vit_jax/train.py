@@ -15,7 +15,7 @@ from vit_jax.kernel_trials import check_kernels, settle_attention
 from vit_jax.monitoring import Category
 from vit_jax.program import prepare
 from vit_jax.storage import check_workdir
-from vit_jax.training import Run, Workdir, begin_teaching, load_teacher, report_end
+from vit_jax.training import Run, Workdir, load_teacher, place_teacher, report_end
 
 
 def train(
@@ -56,17 +56,17 @@ def train(
         stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, location))
         evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
-            folder = stack.enter_context(Workdir(location, config, program, info, supervisor, teacher))
-        with supervisor.phase("restoring", Category.RESTORING if folder.start else None):
-            state, origin = folder.restore_or_init()
-        log = stack.enter_context(contextlib.closing(folder.open_log(origin, supervisor.ledger, watch)))
-        teacher_params = begin_teaching(teacher, config, program, info, folder, log, supervisor)
-        if folder.start < config.total_steps:
+            run_workdir = stack.enter_context(Workdir(location, config, program, info, supervisor, teacher))
+        with supervisor.phase("restoring", Category.RESTORING if run_workdir.start else None):
+            state, origin = run_workdir.restore_or_init()
+        log = stack.enter_context(contextlib.closing(run_workdir.open_log(origin, supervisor.ledger, watch)))
+        teacher_params = place_teacher(teacher, config, program, info, run_workdir, log, supervisor)
+        if run_workdir.start < config.total_steps:
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step", Category.COMPILING):
                 evals.check_fits(config, program, program.eval_batch, state.eval_params)
-        folder.write_config()
-        run = stack.enter_context(Run(config, sharding, info, folder, log, evaluators, supervisor, state))
+        run_workdir.write_config()
+        run = stack.enter_context(Run(config, sharding, info, run_workdir, log, evaluators, supervisor, state))
         run.evaluate_restored()
         for step, batch in run.steps():
             state, values = program.train_step(run.state, batch, *teacher_params)
@@ -76,5 +76,5 @@ def train(
             if run.evaluation_due():
                 run.evaluate()
         metrics = run.finish()
-        report_end(config, program, folder, log, supervisor, run.state.eval_params)
+        report_end(config, program, run_workdir, log, supervisor, run.state.eval_params)
         return metrics

@@ -104,7 +104,9 @@ def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str
     return TaskResult(None if diverged else train_on("full", [rate]).last, f"base_lr={rate}")
 
 
-def evaluate_frozen(tasks: Sequence[str], checkpoint: str, kind: str, data_dir: str | None) -> dict[str, TaskResult]:
+def evaluate_tasks_frozen(
+    tasks: Sequence[str], checkpoint: str, kind: str, data_dir: str | None
+) -> dict[str, TaskResult]:
     """Returns task -> the accuracy of a classifier on frozen features. Features that were computed before are read.
 
     Args:
@@ -148,7 +150,7 @@ def main(argv: list[str]) -> None:
         raise UserError("none of the data sets is here; prepare one with its command above.")
     if args.frozen:
         cli.join_hosts()
-        results = evaluate_frozen(tasks, args.checkpoint, args.frozen, args.data_dir)
+        results = evaluate_tasks_frozen(tasks, args.checkpoint, args.frozen, args.data_dir)
     else:
         with cli.supervised() as supervisor:
             recipe = [*recipe_words(args.checkpoint), *words]
@@ -191,4 +193,4 @@ def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
 
 
 if __name__ == "__main__":
-    cli.run(main, again="the same command continues, and runs no finished task again.")
+    cli.run_command(main, rerun_advice="the same command continues, and runs no finished task again.")

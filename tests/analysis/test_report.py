@@ -16,12 +16,12 @@ from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
 from vit_jax import UserError, models, report, train
-from vit_jax.analysis import curves, page_server, run_checkpoints, run_page, run_report
+from vit_jax.analysis import curves, page_server, run_checkpoints, run_facts, run_page, run_report
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
-from vit_jax.monitoring import RunFolder, read_metrics, read_run
+from vit_jax.monitoring import RunFolder, format_value, read_metrics, read_run
 from vit_jax.training import run_end
 
 RANDOM = np.random.default_rng(0)
@@ -124,6 +124,15 @@ def model(weights, monkeypatch):
     """What every checkpoint holds."""
     monkeypatch.setattr(run_checkpoints.interop, "load", lambda path, dtype: weights)
     run_checkpoints.draw_checkpoint.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("test/accuracy", "50.00%"), ("few/5shot", "30.00%"), ("test/loss", "1.5")]
+)
+def test_the_page_prints_metrics_as_the_log_does(tmp_path, name, value):
+    run = read_run(str(write_run(tmp_path / "run")), "run")
+    assert run_facts.format_best(run, name).startswith(f"{value} at step 30, ")
+    assert format_value(name, dict(run.metrics)[30][name]) == value
 
 
 def test_the_page_stands_alone_and_says_all(tmp_path, model):
@@ -325,11 +334,13 @@ def test_a_report_that_fails_is_a_line():
     def fail(error):
         raise error
 
-    assert run_end.attempt("there is no report", lambda: None) == []
-    assert run_end.attempt("there is no report", lambda: fail(UserError("the disk is full."))) == [
+    assert run_end.run_or_describe_failure("there is no report", lambda: None) == []
+    assert run_end.run_or_describe_failure("there is no report", lambda: fail(UserError("the disk is full."))) == [
         "there is no report: the disk is full."
     ]
-    assert run_end.attempt("there is no report", lambda: fail(IndexError(3))) == ["there is no report: IndexError: 3"]
+    assert run_end.run_or_describe_failure("there is no report", lambda: fail(IndexError(3))) == [
+        "there is no report: IndexError: 3"
+    ]
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -110,4 +110,4 @@ if __name__ == "__main__":
     for word in sys.argv.pop(1).split(","):
         name, _, when = word.partition(":")
         FAULTS[name](when)
-    cli.run(main.main)
+    cli.run_command(main.main)

@@ -45,10 +45,10 @@ class Measure:
 def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
     measure = Measure(RIGHT)
     for _ in range(2):
-        assert check_kernels(fused(), CHIP, measure=measure) == fused()
+        assert check_kernels(fused(), CHIP, compare=measure) == fused()
     assert measure.asked == 1 and not caplog.records
-    check_kernels(fused(resolution=64), CHIP, measure=measure)
-    check_kernels(fused(), SimpleNamespace(platform="tpu", device_kind="TPU v4"), measure=measure)
+    check_kernels(fused(resolution=64), CHIP, compare=measure)
+    check_kernels(fused(), SimpleNamespace(platform="tpu", device_kind="TPU v4"), compare=measure)
     assert measure.asked == 3
 
 
@@ -56,7 +56,7 @@ def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
 def test_a_kernel_that_is_wrong_is_replaced_each_time(caplog, value):
     measure = Measure(RIGHT | {"the gradient of the input": value})
     for _ in range(2):
-        assert check_kernels(fused(), CHIP, measure=measure) == models.create("ViT-mu/8", attention="tokens_first")
+        assert check_kernels(fused(), CHIP, compare=measure) == models.create("ViT-mu/8", attention="tokens_first")
     assert measure.asked == 1
     assert [record.getMessage() for record in caplog.records] == 2 * [
         "the attention kernel fused is wrong on TPU v5 lite: it changes the gradient of the input by "
@@ -66,16 +66,16 @@ def test_a_kernel_that_is_wrong_is_replaced_each_time(caplog, value):
 
 def test_a_kernel_that_does_not_run_is_tried_again(caplog):
     measure = Measure(RuntimeError("no such instruction\nin line 1"))
-    assert check_kernels(fused(), CHIP, measure=measure).field("attention") == "tokens_first"
+    assert check_kernels(fused(), CHIP, compare=measure).field("attention") == "tokens_first"
     assert "does not run on TPU v5 lite (no such instruction)" in caplog.text
     measure.answer = RIGHT
-    assert check_kernels(fused(), CHIP, measure=measure).field("attention") == "fused"
+    assert check_kernels(fused(), CHIP, compare=measure).field("attention") == "fused"
 
 
 def test_plain_forms_and_cpus_are_not_compared():
     measure = Measure(RuntimeError())
     for model, device in ((models.create("ViT-mu/8", attention="tokens_first"), CHIP), (fused(), jax.devices()[0])):
-        assert check_kernels(model, device, measure=measure) == model
+        assert check_kernels(model, device, compare=measure) == model
     assert not measure.asked
 
 

@@ -50,7 +50,7 @@ def test_what_extras_bring_is_read_from_the_packages():
 def test_what_a_device_needs_is_missing_only_where_it_is(is_here, mark):
     requires = {"vit_jax": ['libtpu; extra == "tpu"']}
     installation = Installation({"vit_jax": "1"}.get, requires.__getitem__)
-    devices = {"training on TPUs": packages.Device("TPU", lambda: is_here)}
+    devices = {"training on TPUs": packages.FeatureDevice("TPU", lambda: is_here)}
     [finding] = [one for one in packages.check_extras(installation, devices) if one.subject == "training on TPUs"]
     assert finding.mark == mark and finding.message == "needs libtpu" and finding.remedy
 
@@ -59,7 +59,7 @@ def test_libtpu_alone_does_not_train_on_a_tpu():
     complete = Installation(version=lambda name: "1", requires=lambda name: [])
     here = {"TPU": True, "NVIDIA GPU": False}
     devices = {
-        feature: packages.Device(name, lambda name=name: here[name])
+        feature: packages.FeatureDevice(name, lambda name=name: here[name])
         for feature, (name, _) in packages.FEATURE_DEVICES.items()
     }
     found = {finding.subject: finding for finding in packages.check_extras(complete, devices)}

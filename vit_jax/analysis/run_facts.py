@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from vit_jax.analysis import html
-from vit_jax.monitoring import RunFolder
+from vit_jax.monitoring import RunFolder, format_value
 
 FactLine = tuple[str, list[str]]  # a name and the value of each run; an empty one is unknown
-SHARE = ("accuracy", "top5")  # ends of the names of metrics that are shares
 
 
 def table_of(runs: Sequence[RunFolder], rows: Iterable[FactLine]) -> str:
@@ -61,13 +60,8 @@ def format_best(run: RunFolder, metric: str) -> str:
     if not points:
         return ""
     value, best = points[-1][0], (min if metric.endswith("loss") else max)(points, key=lambda pair: pair[0])
-    best_words = f", {'lowest' if metric.endswith('loss') else 'best'} {format_metric(metric, best[0])} at {best[1]:,}"
-    return f"{format_metric(metric, value)} at step {points[-1][1]:,}{best_words}"
-
-
-def format_metric(name: str, value: float) -> str:
-    """Returns the value of a metric as text: a share as a percentage, any other with four digits."""
-    return f"{value:.2%}" if name.endswith(SHARE) else f"{value:.4g}"
+    best_words = f", {'lowest' if metric.endswith('loss') else 'best'} {format_value(metric, best[0])} at {best[1]:,}"
+    return f"{format_value(metric, value)} at step {points[-1][1]:,}{best_words}"
 
 
 def count_nonfinite(run: RunFolder) -> str:

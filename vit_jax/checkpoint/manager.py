@@ -63,7 +63,7 @@ class Checkpoints:
         keep, self._scores_are_named = config.checkpoint, scores_are_named
         self._metric = keep.best_metric
         self._evaluations = evaluations or retention.evaluations_of(config)
-        measure = retention.measure_of(self._evaluations, self._metric)
+        measure = retention.define_score(self._evaluations, self._metric)
         self._retention = retention.Retention(keep.keep_last, keep.keep_best, measure)
         self._tasks = BackgroundTasks()
         self._writer: OrbaxWriter | None = None
@@ -74,9 +74,9 @@ class Checkpoints:
         self._older: list[int] = []  # steps whose manifests lack what is now known of their scores
         for step, manifest in listing["manifests"].items():
             named = self._named(manifest)
-            self._retention.measured[int(step)] = retention.from_json(named)
+            self._retention.scores[int(step)] = retention.from_json(named)
             self._older += [int(step)] if named != manifest else []
-        self.latest: int | None = max(self._retention.measured, default=None)
+        self.latest: int | None = max(self._retention.scores, default=None)
         if listing["set_aside"] and not self.steps:
             raise UserError(
                 f"all checkpoints in {workdir} are damaged and were renamed ({list_names(listing['set_aside'])}). To "
@@ -114,7 +114,7 @@ class Checkpoints:
                 f"{self._describe_latest()}. Lower base_lr, or set grad_norm_clip."
             )
         self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
-        self._retention.measured[step] = retention.from_json(self._manifest)
+        self._retention.scores[step] = retention.from_json(self._manifest)
         self.open()
         assert self._writer
         with self._writing():
@@ -124,7 +124,7 @@ class Checkpoints:
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Adds metrics to the newest checkpoint, saved or restored, in the background once it is finished."""
         self._manifest |= self._evaluation(metrics)
-        self._retention.measured[self._manifest["step"]] = retention.from_json(self._manifest)
+        self._retention.scores[self._manifest["step"]] = retention.from_json(self._manifest)
         self._tasks.start(self._write_manifest, dict(self._manifest))
 
     def poll(self) -> None:
@@ -136,10 +136,10 @@ class Checkpoints:
         self._tasks.wait()
 
     def restore(
-        self, wanted: ArrayTree, shardings: ArrayTree, accept: Callable[[dict[str, Any]], object] = bool
+        self, wanted: ArrayTree, shardings: ArrayTree, check_manifest: Callable[[dict[str, Any]], object] = bool
     ) -> Restored | None:
         """Returns the newest state that is intact, or None if there is no checkpoint; see `restore_newest`."""
-        restored = restore_newest(self._directory, self.steps, self._coordinator, wanted, shardings, accept)
+        restored = restore_newest(self._directory, self.steps, self._coordinator, wanted, shardings, check_manifest)
         if restored:
             self.latest, self._manifest = restored.step, restored.about
         return restored

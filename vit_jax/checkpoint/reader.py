@@ -131,13 +131,13 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
     if not best:
         return max(folders, key=lambda path: int(path.name), default=None)
     by_step = {int(path.name): path for path in folders}
-    measured = {}
+    scores = {}
     for step, path in by_step.items():
         try:
-            measured[step] = retention.from_json(read_manifest(path, needs_state=False))
+            scores[step] = retention.from_json(read_manifest(path, needs_state=False))
         except DamagedCheckpoint as error:
             raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
-    order = retention.ranked(measured, measured[max(measured)].by) if measured else []
+    order = retention.ranked(scores, scores[max(scores)].by) if scores else []
     return by_step[order[0]] if order else None
 
 

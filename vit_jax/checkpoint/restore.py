@@ -19,7 +19,7 @@ from vit_jax.distributed import Coordinator, run_on_all
 from vit_jax.models import merge_adapters
 from vit_jax.tree import ArrayTree
 
-Accept = Callable[[dict[str, Any]], object]
+ManifestCheck = Callable[[dict[str, Any]], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def restore_newest(
     coordinator: Coordinator,
     wanted: ArrayTree,
     shardings: ArrayTree,
-    accept: Accept,
+    check_manifest: ManifestCheck,
 ) -> Restored | None:
     """Returns the newest state that is intact, its arrays placed by `shardings`, or None if there is no checkpoint.
 
@@ -57,7 +57,7 @@ def restore_newest(
         coordinator: how the hosts agree: all read the same checkpoint, or none goes on.
         wanted: the shapes and dtypes of the state.
         shardings: the placement of the state.
-        accept: called with the manifest of a checkpoint before its state is read. Its errors are passed on.
+        check_manifest: called with the manifest of a checkpoint before its state is read. Its errors are passed on.
 
     Raises:
         UserError: all checkpoints are damaged, the arrays are not those of `wanted`, or the disk or store fails.
@@ -65,7 +65,7 @@ def restore_newest(
     damage: dict[int, str] = {}
     for step in steps:
         try:
-            state, manifest = _read(directory, step, coordinator, wanted, shardings, accept)
+            state, manifest = _read(directory, step, coordinator, wanted, shardings, check_manifest)
         except DamagedCheckpoint as error:
             damage[step] = str(error)
             continue
@@ -86,7 +86,7 @@ def _read(
     coordinator: Coordinator,
     wanted: ArrayTree,
     shardings: ArrayTree,
-    accept: Accept,
+    check_manifest: ManifestCheck,
 ) -> tuple[ArrayTree, dict[str, Any]]:
     """Returns the state and the manifest of a checkpoint.
 
@@ -99,7 +99,7 @@ def _read(
     def read() -> None:
         nonlocal manifest, state
         manifest = directory.read_manifest(step)
-        accept(manifest)
+        check_manifest(manifest)
         check_program(manifest, wanted, f"{directory.folder}/{step}")
         directory.fetch(step)
         with damage_errors(directory.folder):

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept when another is finished: the newest, and the best by one measure."""
+"""Which checkpoints are kept when another is finished: the newest, and the best by one score."""
 
 import dataclasses
 import math
@@ -7,12 +7,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-Evaluations = Mapping[str, Mapping[str, str]]  # name of an evaluation -> fields of `Measure` but `metric`
+Evaluations = Mapping[str, Mapping[str, str]]  # name of an evaluation -> fields of `ScoreDefinition` but `metric`
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
-    """What was measured to get a number. Numbers of different measures cannot be compared.
+class ScoreDefinition:
+    """What a score says. Scores with different definitions cannot be compared.
 
     Attributes:
         metric: the name of the metric, with its evaluation: `test/accuracy`.
@@ -29,29 +29,29 @@ class Measure:
     sample: str = ""
 
 
-UNNAMED = Measure("", "", "", "")  # version 0.1.0 did not say what its scores measured
+UNNAMED = ScoreDefinition("", "", "", "")  # version 0.1.0 did not say what its scores measured
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What was measured of a checkpoint.
+class CheckpointScores:
+    """The scores of a checkpoint.
 
     Attributes:
-        by: the measure by which the run ranked its checkpoints when this one was saved.
-        values: measure -> value, the larger the better. Values that are not finite are left out.
+        by: the score by which the run ranked its checkpoints when this one was saved.
+        values: score -> value, the larger the better. Values that are not finite are left out.
     """
 
-    by: Measure
-    values: dict[Measure, float]
+    by: ScoreDefinition
+    values: dict[ScoreDefinition, float]
 
 
-def measure_of(evaluations: Evaluations, metric: str) -> Measure:
-    """Returns the measure of a metric, whose name is EVALUATION/METRIC."""
-    return Measure(metric, **evaluations[metric.partition("/")[0]])
+def define_score(evaluations: Evaluations, metric: str) -> ScoreDefinition:
+    """Returns what a metric says, whose name is EVALUATION/METRIC."""
+    return ScoreDefinition(metric, **evaluations[metric.partition("/")[0]])
 
 
 def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a manifest holds of the evaluation of a checkpoint: all metrics, and what each measures."""
+    """Returns what a manifest holds of the evaluation of a checkpoint: all metrics, and what each says."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {
         "evaluated": bool(metrics),
@@ -62,12 +62,14 @@ def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, fl
     }
 
 
-def from_json(about: Mapping[str, Any]) -> Measured:
-    """Returns what was measured of a checkpoint, from its manifest. In version 0.1.0 it is a score without a name."""
+def from_json(about: Mapping[str, Any]) -> CheckpointScores:
+    """Returns the scores of a checkpoint, from its manifest. In version 0.1.0 it is a score without a name."""
     if "metrics" not in about:
-        return Measured(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
-    values = {measure_of(about["evals"], name): value for name, value in about["metrics"].items() if value is not None}
-    return Measured(measure_of(about["evals"], about["best_metric"]), values)
+        return CheckpointScores(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
+    values = {
+        define_score(about["evals"], name): value for name, value in about["metrics"].items() if value is not None
+    }
+    return CheckpointScores(define_score(about["evals"], about["best_metric"]), values)
 
 
 def evaluations_of(config: ConfigDict) -> Evaluations:
@@ -99,19 +101,19 @@ class Retention:
     """The rule by which checkpoints are kept, as a preservation policy of Orbax.
 
     Attributes:
-        measured: step -> what was measured of the checkpoint. A checkpoint that was not measured is never best.
+        scores: step -> the scores of the checkpoint. A checkpoint without any is never best.
     """
 
-    def __init__(self, last: int, best: int, measure: Measure):
+    def __init__(self, last: int, best: int, definition: ScoreDefinition):
         """Keeps the newest `last` checkpoints and the best `best`. Of equally good checkpoints, the newer is better."""
-        self._last, self._best, self._measure = last, best, measure
-        self.measured: dict[int, Measured] = {}
+        self._last, self._best, self._definition = last, best, definition
+        self.scores: dict[int, CheckpointScores] = {}
 
     def kept(self, steps: Iterable[int]) -> set[int]:
         """Returns the subset of `steps` whose checkpoints are kept."""
         steps = sorted(steps)
-        known = {step: self.measured[step] for step in steps if step in self.measured}
-        return set(steps[-self._last :]) | set(ranked(known, self._measure)[: self._best])
+        known = {step: self.scores[step] for step in steps if step in self.scores}
+        return set(steps[-self._last :]) | set(ranked(known, self._definition)[: self._best])
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether each checkpoint is kept, in their order."""
@@ -119,16 +121,16 @@ class Retention:
         return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
-def ranked(measured: Mapping[int, Measured], measure: Measure) -> list[int]:
-    """Returns the steps that were measured, the best first. Of equally good steps, the newest comes first.
+def ranked(scores: Mapping[int, CheckpointScores], definition: ScoreDefinition) -> list[int]:
+    """Returns the steps that have scores, the best first. Of equally good steps, the newest comes first.
 
-    Steps with a value of `measure` come first. The others follow, ranked by the measure `by` of the newest of them,
-    and so on. So while no checkpoint has a value of `measure` yet, the best checkpoint so far remains the best.
+    Steps with a value of `definition` come first. The others follow, ranked by the score `by` of the newest of them,
+    and so on. So while no checkpoint has a value of `definition` yet, the best checkpoint so far remains the best.
     """
-    rest, order = dict(measured), []
+    rest, order = dict(scores), []
     while rest:
-        values = {step: one.values[measure] for step, one in rest.items() if measure in one.values}
+        values = {step: one.values[definition] for step, one in rest.items() if definition in one.values}
         order += sorted(values, key=lambda step: (values[step], step), reverse=True)
         rest = {step: one for step, one in rest.items() if step not in values and one.by in one.values}
-        measure = rest[max(rest)].by if rest else measure
+        definition = rest[max(rest)].by if rest else definition
     return order

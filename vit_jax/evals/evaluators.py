@@ -14,7 +14,7 @@ from vit_jax.data.sources import Source
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
-from vit_jax.evals.outputs import OutputCache, Tick, output_key, read_outputs
+from vit_jax.evals.outputs import OutputCache, Tick, compute_outputs, output_key
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_memory
 from vit_jax.inference import Inference
@@ -75,7 +75,7 @@ def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: da
             check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
 
     def evaluate(params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
-        parts = [read_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
+        parts = [compute_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
         tick()
         with errors_of(f"in evals.{name}"):
             return evaluate_frozen(config, name, *parts)
@@ -107,7 +107,7 @@ def evaluate_predictions(
     Raises:
         UserError: see `predictions.score_predictions`.
     """
-    logits, labels = read_outputs(program, "logits", params, batches, cache, tick)
+    logits, labels = compute_outputs(program, "logits", params, batches, cache, tick)
     with errors_of(f"in evals.{name}"):
         metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
     return {f"{name}/{metric}": value for metric, value in metrics.items()}

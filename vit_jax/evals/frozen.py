@@ -54,7 +54,10 @@ METHODS: Mapping[str, Method] = {"fewshot": fewshot, "knn": knn, "probe": probe,
 
 
 def evaluate_frozen(
-    config: ConfigDict, name: str, learnt: tuple[np.ndarray, np.ndarray], tested: tuple[np.ndarray, np.ndarray]
+    config: ConfigDict,
+    name: str,
+    train_outputs: tuple[np.ndarray, np.ndarray],
+    test_outputs: tuple[np.ndarray, np.ndarray],
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of a classifier of frozen features.
 
@@ -63,13 +66,13 @@ def evaluate_frozen(
     Args:
         config: the configuration of the run.
         name: the name of the evaluation.
-        learnt: the features and labels that the classifier is fitted to.
-        tested: the features and labels that it is tested on.
+        train_outputs: the features and labels that the classifier is fitted to.
+        test_outputs: the features and labels that it is tested on.
 
     Raises:
         UserError: the features are not finite, or the examples do not suit the method.
     """
-    train, test = Examples(*learnt), Examples(*tested)
+    train, test = Examples(*train_outputs), Examples(*test_outputs)
     metrics = METHODS[config.evals[name].kind](config.evals[name], train, test)
     metrics = {f"{name}/{metric}": value for metric, value in metrics.items()}
     metrics |= {f"{name}/n": len(test.labels), f"{name}/n_train": len(train.labels)}

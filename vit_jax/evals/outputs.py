@@ -31,7 +31,7 @@ def output_key(kind: str, batches: EvalBatches) -> str:
     return f"{kind} {batches.identity}"
 
 
-def read_outputs(
+def compute_outputs(
     program: Inference,
     kind: str,
     params: ArrayTree,

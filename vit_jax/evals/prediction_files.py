@@ -14,7 +14,7 @@ from vit_jax import UserError, data, user_errors
 from vit_jax.config import EVAL_KINDS
 from vit_jax.data.sources import Source
 from vit_jax.evals.mistakes import find_mistakes
-from vit_jax.evals.outputs import OutputCache, read_outputs
+from vit_jax.evals.outputs import OutputCache, compute_outputs
 from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.inference import Inference
 from vit_jax.models import Model
@@ -63,7 +63,7 @@ def save_outputs(
     kind = "features" if what == "features" else "logits"
     written = list[str]()
     for (name, split), batches in parts.items():
-        outputs, labels = read_outputs(program, kind, params, batches, cache)
+        outputs, labels = compute_outputs(program, kind, params, batches, cache)
         if jax.process_index() > 0:
             continue
         start = folder / f"{name}.{split}.{what}"

@@ -1,6 +1,5 @@
 """The page of results: the figures and tables of the paper with our numbers beside them, then all recorded runs."""
 
-import re
 from collections.abc import Sequence
 
 from vit_jax.columns import markdown_table
@@ -8,8 +7,9 @@ from vit_jax.experiments.paper_items import PRICE, format_data, format_items, fo
 from vit_jax.experiments.run_record import RunRecord
 from vit_jax.experiments.studies import without_studies
 from vit_jax.experiments.transfer import HEADINGS, frozen_metrics, transfer_lines
+from vit_jax.monitoring import is_percent_metric
 
-HEAD = """# Results
+PAGE_HEADER = """# Results
 
 This page leads from each number of the paper to its command, with our number beside it. It also lists every run that
 was recorded here. `python -m vit_jax.record` writes this page from [results/](../results/); nothing is typed by hand.
@@ -46,7 +46,6 @@ Test accuracy in percent on data other than the run's. 1- to 25-shot is the mean
 class; neighbours, probes and training use all training images.
 
 """
-FRACTION = re.compile(r"(accuracy|top5)$|/\d+(shot|nn)(_l2_[\d.]+)?$")  # names of the metrics to show in percent
 
 
 def format_page(records: Sequence[RunRecord]) -> str:
@@ -55,7 +54,7 @@ def format_page(records: Sequence[RunRecord]) -> str:
     paper = [PAPER, format_overview(records), *needs, format_items(records)]
     runs = ["## Runs\n", format_runs(without_studies(records))]
     transfer = TRANSFER + markdown_table([HEADINGS, *transfer_lines(records)])
-    return "\n".join([HEAD, *paper, *runs, transfer])
+    return "\n".join([PAGE_HEADER, *paper, *runs, transfer])
 
 
 def format_runs(records: Sequence[RunRecord]) -> str:
@@ -87,7 +86,7 @@ def format_metrics(record: RunRecord) -> list[str]:
     return [
         f"{name} {100 * value:.2f} %"
         for name, value in record.metrics.items()
-        if value is not None and FRACTION.search(name) and name not in omitted
+        if value is not None and is_percent_metric(name) and not name.endswith("_std") and name not in omitted
     ]
 
 

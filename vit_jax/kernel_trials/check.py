@@ -20,7 +20,7 @@ Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # (spec, d
 
 
 @runtime_checkable
-class Device(Protocol):
+class DeviceLike(Protocol):
     """The attributes of a `jax.Device` that are used here."""
 
     @property
@@ -34,10 +34,10 @@ class Device(Protocol):
 
 def check_kernels(
     model: models.Model,
-    device: Device,
+    device: DeviceLike,
     tensor: int = 1,
     coordinator: Coordinator | None = None,
-    measure: Differences = models.measure_differences,
+    compare: Differences = models.measure_differences,
 ) -> models.Model:
     """Returns the model, with the plain form of attention if its kernel fails or is wrong on a device of some host.
 
@@ -48,10 +48,10 @@ def check_kernels(
         device: one of the devices of this host that will run the model.
         tensor: the number of devices over which the heads are split.
         coordinator: lets the hosts agree; all of them must call this function. None: the hosts that JAX knows.
-        measure: measures the differences, as `models.measure_differences` does.
+        compare: measures the differences, as `models.measure_differences` does.
     """
     kind, coordinator = model.kernel, coordinator or Supervisor()
-    faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, measure))
+    faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, compare))
     for host, fault in enumerate(faults):
         if fault:
             where = f" of host {host}" if coordinator.hosts > 1 else ""
@@ -63,7 +63,7 @@ def check_kernels(
 
 
 def find_fault(
-    model: models.Model, device: Device, tensor: int = 1, measure: Differences = models.measure_differences
+    model: models.Model, device: DeviceLike, tensor: int = 1, compare: Differences = models.measure_differences
 ) -> str | None:
     """Returns, in words, what is wrong with a model's kernel on a device, or None if nothing is wrong.
 
@@ -80,7 +80,7 @@ def find_fault(
     with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
         return json.loads(path.read_text())["fault"]
     try:
-        differences = measure(spec, device, tensor)
+        differences = compare(spec, device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
         return f"does not run on {device.device_kind} ({reason(error)})"
     # A difference that is not a number is not below the tolerance.

@@ -72,7 +72,7 @@ def read_times(device_kind: str) -> list[AttentionTime]:
     return []
 
 
-def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -> ConfigDict:
+def settle_attention(config: ConfigDict, location: str, coordinator: Coordinator) -> ConfigDict:
     """Returns the configuration of a run, with the plain form of attention if that was faster on the device here.
 
     Only a run that starts for the first time is changed. A run that has started before keeps its form, and a warning
@@ -80,20 +80,20 @@ def settle_attention(config: ConfigDict, place: str, coordinator: Coordinator) -
 
     Args:
         config: the configuration of the run, with what it chose at its first start.
-        place: the workdir of the run.
+        location: the workdir of the run.
         coordinator: lets the hosts agree.
 
     Raises:
         UserError: the model is wrong, or the workdir cannot be read.
     """
 
-    def look() -> tuple[str, bool] | None:
-        # All hosts look, though the first decides: none has its devices before every host asks for its own.
+    def decide() -> tuple[str, bool] | None:
+        # All hosts call this, though the first decides: none has its devices before every host asks for its own.
         if (slower := find_slower(config)) is None:
             return None
-        return slower, filesystem.exists(filesystem.join_path(place, "config.json"))
+        return slower, filesystem.exists(filesystem.join_path(location, "config.json"))
 
-    decision = run_on_all(coordinator, "the form of attention", look)[0]
+    decision = run_on_all(coordinator, "the form of attention", decide)[0]
     if decision is None:
         return config
     slower, started = decision

@@ -29,7 +29,7 @@ FEATURES = {
 }
 
 
-class Device(NamedTuple):
+class FeatureDevice(NamedTuple):
     """A device that a feature needs: its name, and whether it is here."""
 
     name: str
@@ -37,8 +37,8 @@ class Device(NamedTuple):
 
 
 FEATURE_DEVICES = {
-    "training on TPUs": Device("TPU", has_tpu),
-    "training on NVIDIA GPUs": Device("NVIDIA GPU", has_gpu),
+    "training on TPUs": FeatureDevice("TPU", has_tpu),
+    "training on NVIDIA GPUs": FeatureDevice("NVIDIA GPU", has_gpu),
 }
 
 
@@ -129,7 +129,7 @@ def check_shadowing(clone: Path) -> Iterator[Finding]:
 
 
 def check_extras(
-    installation: Installation | None = None, devices: Mapping[str, Device] = FEATURE_DEVICES
+    installation: Installation | None = None, devices: Mapping[str, FeatureDevice] = FEATURE_DEVICES
 ) -> Iterator[Finding]:
     """Yields which optional features are complete, and whether the device that they need is here."""
     installed = installation or Installation()

@@ -14,6 +14,7 @@ from .ledger_file import total_seconds as total_seconds
 from .metric_writer import MetricsCallback as MetricsCallback
 from .metric_writer import MetricWriter as MetricWriter
 from .metric_writer import format_value as format_value
+from .metric_writer import is_percent_metric as is_percent_metric
 from .metrics_file import METRICS as METRICS
 from .metrics_file import last_logged_step as last_logged_step
 from .metrics_file import read_metrics as read_metrics

@@ -18,7 +18,7 @@ from vit_jax.monitoring.terminal import Terminal
 
 MetricsCallback = Callable[[int, Metrics], None]
 LOG = "train.log"
-PERCENT = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # names of metrics that are fractions
+PERCENT_METRICS = re.compile(r"(accuracy|top5|data_wait)$|/\d+(shot|nn)")  # fractions
 PROGRESS_NOTICE_SECONDS = 30.0  # after which a run that logs rarely says how far it is
 
 
@@ -189,11 +189,16 @@ def _label(name: str) -> str:
     )
 
 
+def is_percent_metric(name: str) -> bool:
+    """Returns whether a metric is a fraction, which is printed in percent: an accuracy, or the time waited for data."""
+    return PERCENT_METRICS.search(name) is not None
+
+
 def format_value(name: str, value: float) -> str:
     """Returns the value of a metric as text: an accuracy as a percentage, most others with 4 digits."""
     if isinstance(value, int):
         return f"{value:,}"
-    if PERCENT.search(name):
+    if is_percent_metric(name):
         return f"{value:.2%}"
     if "images_per_sec" in name:
         return f"{value:,.1f}"

@@ -164,4 +164,4 @@ def compile_evaluation(program: Program, target: str, kept_bytes: int) -> Evalua
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run_command(main)

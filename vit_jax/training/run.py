@@ -30,19 +30,19 @@ class Run:
         config: ConfigDict,
         batch_sharding: NamedSharding,
         info: data.DataInfo,
-        folder: Workdir,
+        workdir: Workdir,
         log: MetricWriter,
         evaluators: dict[str, evals.Evaluator],
         supervisor: Supervisor,
         state: TrainState,
     ):
-        """Opens the training batches that follow step `folder.start`; `state` is the training state at that step."""
-        self.state, self.step, self.metrics = state, folder.start, dict[str, float]()
-        self._config, self._folder, self._log = config, folder, log
+        """Opens the training batches that follow step `workdir.start`; `state` is the training state at that step."""
+        self.state, self.step, self.metrics = state, workdir.start, dict[str, float]()
+        self._config, self._workdir, self._log = config, workdir, log
         self._evaluators, self._supervisor = evaluators, supervisor
         self._failure: Exception | None = None  # the error of this host's data that makes all hosts end
-        self._batches = data.train_batches(config, batch_sharding, folder.start, info.opened)
-        self._trace = Trace(folder.path / "profile", folder.start, config.profile_steps)
+        self._batches = data.train_batches(config, batch_sharding, workdir.start, info.opened)
+        self._trace = Trace(workdir.path / "profile", workdir.start, config.profile_steps)
         self._train_metrics = TrainMetrics(config, log, lambda: self._batches.waited)
         supervisor.enter_phase("beginning")
         supervisor.set_save_interval(config.checkpoint_every_minutes * 60)
@@ -68,7 +68,7 @@ class Run:
             self._trace.before(step)
             with self._supervisor.phase(f"data of step {step}", Category.DATA):
                 batch = self._next_batch(step)
-            self._supervisor.enter_phase(f"step {step}", self._folder.ledger.category(step))
+            self._supervisor.enter_phase(f"step {step}", self._workdir.ledger.category(step))
             yield step, batch
 
     def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
@@ -80,12 +80,12 @@ class Run:
             UserError: the previous checkpoint could not be written.
         """
         self.state, self.step = state, step
-        self._folder.ledger.count_step(step, values)
+        self._workdir.ledger.count_step(step, values)
         self._train_metrics(step, values)
         self._trace.after(step, state)
         self._supervisor.count_step()
         self._supervisor.raise_pending()
-        self._folder.poll()
+        self._workdir.poll()
 
     def save_due(self) -> bool:
         """Returns whether the state must be saved now: after `checkpoint_every` steps, after `checkpoint_every_minutes`
@@ -106,7 +106,7 @@ class Run:
         """
         self._train_metrics.flush()
         with self._log.paused(), self._supervisor.phase(f"saving step {self.step}", Category.SAVING):
-            self._folder.save(self.state, self.step)
+            self._workdir.save(self.state, self.step)
             self._supervisor.note_save()
 
     def evaluate(self) -> None:
@@ -116,22 +116,22 @@ class Run:
             UserError: an evaluation failed. The message says from which step the same command continues.
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}", Category.EVALUATING):
-            with saved_before(self.step):
+            with note_saved_step(self.step):
                 due = evals.due_evaluators(self._config, self._evaluators, self.step)
                 self.metrics = evals.run_evaluators(due, self.state.eval_params, self._supervisor.count_step)
             self._supervisor.raise_pending()
             self._log.write_metrics(self.step, self.metrics)
-            self._folder.add_metrics(self.metrics)
+            self._workdir.add_metrics(self.metrics)
 
     def evaluate_restored(self) -> None:
         """Evaluates the restored state if an evaluation is due at its step and was not made before the restart."""
-        if self.step and not self._folder.evaluated and self.evaluation_due():
+        if self.step and not self._workdir.evaluated and self.evaluation_due():
             self.evaluate()
 
     def finish(self) -> dict[str, float]:
         """Exports the model and returns the last metrics. A run that had no steps left to make is evaluated first."""
         self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
-        if self._folder.start == self._config.total_steps and not self.metrics:
+        if self._workdir.start == self._config.total_steps and not self.metrics:
             self._log.write_text(describe_end(self.step))
             self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
@@ -141,8 +141,8 @@ class Run:
             self._log.write_text(f"Unreadable images, each replaced by the next readable one: {replaced}.")
         self._supervisor.raise_pending()
         self._supervisor.ledger.enter(Category.SAVING)
-        model = self._folder.export(self.state)
-        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._folder.ledger.starts)]))
+        model = self._workdir.export(self.state)
+        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._workdir.ledger.starts)]))
         return self.metrics
 
     def _next_batch(self, step: int) -> Batch:
@@ -150,26 +150,26 @@ class Run:
         try:
             batch = next(batches)
         except Exception:  # an unreadable image, for example: the state of the steps before is saved
-            if self.step == self._folder.start or hosts > 1:
+            if self.step == self._workdir.start or hosts > 1:
                 raise
             self.save()
-            with saved_before(self.step):
+            with note_saved_step(self.step):
                 raise
-        if batches.failure and agrees_to_end(self._supervisor, self._config.total_steps - step - batches.ready):
+        if batches.failure and stop_all_hosts(self._supervisor, self._config.total_steps - step - batches.ready):
             self._failure = batches.failure
         return batch
 
     def _save_preempted(self) -> None:
         self._supervisor.raise_pending()  # another run may have taken the workdir
-        if self.step > self._folder.start:
+        if self.step > self._workdir.start:
             self.save()
-        self._log.write_text("\n".join(ledger_lines(self._folder.ledger.starts)))
+        self._log.write_text("\n".join(ledger_lines(self._workdir.ledger.starts)))
         if self.step:
-            end_together(self._supervisor, self._folder, self.step, self._failure)
+            end_all_hosts(self._supervisor, self._workdir, self.step, self._failure)
 
 
-def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
-    """Asks all hosts to save the same step and to end, because the data of this host failed.
+def stop_all_hosts(supervisor: Supervisor, left: int) -> bool:
+    """Makes all hosts save the same step and end, because the data of this host failed.
 
     This host still has some batches, so that it can reach the step that the hosts agree on.
 
@@ -183,12 +183,12 @@ def agrees_to_end(supervisor: Supervisor, left: int) -> bool:
     return supervisor.hosts > 1 and left > 0 and supervisor.stop_all()
 
 
-def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Exception | None) -> NoReturn:
+def end_all_hosts(supervisor: Supervisor, workdir: Workdir, step: int, failure: Exception | None) -> NoReturn:
     """Waits until all hosts have saved `step`, then raises the reason why they end.
 
     Args:
         supervisor: the supervisor of the run.
-        folder: the folder of the run.
+        workdir: the folder of the run.
         step: the step whose save has begun.
         failure: the error of this host's data, if that is the reason.
 
@@ -201,8 +201,8 @@ def end_together(supervisor: Supervisor, folder: Workdir, step: int, failure: Ex
         if failure:
             raise failure
 
-    run_on_all(supervisor, "the last save", folder.wait)
-    with saved_before(step):
+    run_on_all(supervisor, "the last save", workdir.wait)
+    with note_saved_step(step):
         run_on_all(supervisor, "the reason for the end", fail)
     raise Preempted(
         f"preempted; the state after step {step} is saved. Run the same command again to continue."
@@ -218,7 +218,7 @@ def describe_end(step: int) -> str:
 
 
 @contextlib.contextmanager
-def saved_before(step: int) -> Iterator[None]:
+def note_saved_step(step: int) -> Iterator[None]:
     """Adds to errors inside the block that `step` is saved and that the same command continues from there.
 
     Raises:

@@ -21,7 +21,7 @@ from vit_jax.tree import ArrayTree
 def report_end(
     config: ConfigDict,
     program: Inference,
-    folder: Workdir,
+    workdir: Workdir,
     log: MetricWriter,
     supervisor: Supervisor,
     params: ArrayTree,
@@ -34,43 +34,45 @@ def report_end(
     Args:
         config: the configuration of the run.
         program: the functions of its model.
-        folder: the folder of the run.
+        workdir: the folder of the run.
         log: the log of the run.
         supervisor: the supervisor of the run.
         params: the parameters to evaluate, on the devices.
     """
     if config.report:
         with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
-            log.write_text("\n".join(_write_report(config, program, folder, params)))
+            log.write_text("\n".join(_write_report(config, program, workdir, params)))
 
 
-def _write_report(config: ConfigDict, program: Inference, folder: Workdir, params: ArrayTree) -> list[str]:
+def _write_report(config: ConfigDict, program: Inference, workdir: Workdir, params: ArrayTree) -> list[str]:
     lines = []
     if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
-        work = functools.partial(evals.save_outputs, "mistakes", folder.path, config, program, params, {})
-        lines += attempt("the report has no mistakes", lambda: work(config.total_steps))
+        work = functools.partial(evals.save_outputs, "mistakes", workdir.path, config, program, params, {})
+        lines += run_or_describe_failure("the report has no mistakes", lambda: work(config.total_steps))
     if jax.process_index() == 0:
-        lines += attempt("there is no report", lambda: write_run_page(folder)) or [f"Report: {folder.location}/{PAGE}"]
+        lines += run_or_describe_failure("there is no report", lambda: write_run_page(workdir)) or [
+            f"Report: {workdir.location}/{PAGE}"
+        ]
     return lines
 
 
-def write_run_page(folder: Workdir) -> None:
+def write_run_page(workdir: Workdir) -> None:
     """Writes the HTML page of a run into its folder; raises UserError if the page cannot be written."""
-    name = posixpath.basename(folder.location)
-    run = dataclasses.replace(read_run(str(folder.path), name), location=folder.location)
-    write_page(str(folder.path / PAGE), make_page([run]))
+    name = posixpath.basename(workdir.location)
+    run = dataclasses.replace(read_run(str(workdir.path), name), location=workdir.location)
+    write_page(str(workdir.path / PAGE), make_page([run]))
 
 
-def attempt(otherwise: str, work: Callable[[], object]) -> list[str]:
-    """Calls `work()` and returns a list of lines: empty if it succeeds, else the line `<otherwise>: <error>`.
+def run_or_describe_failure(failure_text: str, work: Callable[[], object]) -> list[str]:
+    """Calls `work()` and returns a list of lines: empty if it succeeds, else the line `<failure_text>: <error>`.
 
     Exceptions other than UserError are bugs; their traceback goes to Python's log.
     """
     try:
         work()
     except UserError as error:
-        return [f"{otherwise}: {error}"]
+        return [f"{failure_text}: {error}"]
     except Exception as error:
-        logging.getLogger(__name__).warning("%s", otherwise, exc_info=True)
-        return [f"{otherwise}: {type(error).__name__}: {error}"]
+        logging.getLogger(__name__).warning("%s", failure_text, exc_info=True)
+        return [f"{failure_text}: {type(error).__name__}: {error}"]
     return []

@@ -11,12 +11,12 @@ from vit_jax.training.workdir import Workdir
 from vit_jax.tree import ArrayTree
 
 
-def begin_teaching(
+def place_teacher(
     teacher: Teacher | None,
     config: ConfigDict,
     program: Program,
     info: data.DataInfo,
-    folder: Workdir,
+    workdir: Workdir,
     log: MetricWriter,
     supervisor: Supervisor,
 ) -> tuple[ArrayTree, ...]:
@@ -30,7 +30,7 @@ def begin_teaching(
         config: the configuration of the run.
         program: the program of the run.
         info: the data of the run.
-        folder: the folder of the run.
+        workdir: the folder of the run.
         log: the log of the run.
         supervisor: the supervisor of the run.
 
@@ -44,7 +44,7 @@ def begin_teaching(
     with errors_of(f"task.teacher={teacher.source}"):
         interop.check_class_order(teacher.model.class_names, info.class_names)
     params, line = teacher.place(program.teacher), teacher.describe()
-    if folder.start == 0:
+    if workdir.start == 0:
         with supervisor.phase("evaluating the teacher", Category.EVALUATING):
             evals.check_fits(config, program.teacher, program.eval_batch, params)
             evaluators = evals.make_head_evaluators(config, program.teacher, info.opened)
