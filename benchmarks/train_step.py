@@ -32,7 +32,7 @@ from configs import base
 from vit_jax import data, sharding
 from vit_jax.config import resolve_config
 from vit_jax.machine import keep_freed_memory
-from vit_jax.machine.allocator import KEPT
+from vit_jax.machine.allocator import MALLOPT_SETTINGS
 from vit_jax.models import ModelSpec
 from vit_jax.planning import peak_bytes
 from vit_jax.program import make_program
@@ -170,7 +170,7 @@ def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[
     sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
     sizes += [arguments.dtype, "cuda" if jax.default_backend() == "gpu" else "cpu"]
     command = [arguments.torch, THEIRS, f"vit_{name}_patch{patch}_224", *sizes]
-    settings = list(KEPT.values()) if kept else []
+    settings = list(MALLOPT_SETTINGS.values()) if kept else []
     process = subprocess.Popen(
         [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

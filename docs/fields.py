@@ -40,9 +40,9 @@ GROUPS = {
 def accepted(field: Field) -> str:
     """Returns the cell `accepts` of a field: its words or bounds, and its rules that are not those of its group."""
     words = [" ".join(field.choices)] if field.choices else []
-    bounded = field.least > -math.inf, field.most < math.inf
+    bounded = field.minimum > -math.inf, field.maximum < math.inf
     if any(bounded):
-        words.append(f"{field.least} to {field.most}" if all(bounded) else f"{field.least} or more")
+        words.append(f"{field.minimum} to {field.maximum}" if all(bounded) else f"{field.minimum} or more")
     words += ["auto"] if field.auto else []
     words += [f"of {', '.join(field.kinds)}"] if field.kinds else []
     words += ["execution"] if field.affects is Affects.EXECUTION else []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError, format_rounded_up
 from vit_jax.data.images import DecodeError
 from vit_jax.data.loader import LocalBatches
 from vit_jax.sharding import axis_sizes
@@ -18,7 +18,7 @@ from vit_jax.sharding import axis_sizes
 @settings(derandomize=True, deadline=None)
 @given(some.floats(1e-9, 1e12), some.integers(1, 6))
 def test_a_number_is_rounded_up_and_not_far(value, digits):
-    rounded = float(round_up(value, digits))
+    rounded = float(format_rounded_up(value, digits))
     assert value * (1 - 1e-11) <= rounded <= value * (1 + 1.01 * 10 ** (1 - digits))
 
 
@@ -64,4 +64,4 @@ def test_a_mesh_says_what_does_not_divide_the_devices(tiny, devices, fsdp, words
 @settings(derandomize=True, deadline=None)
 @given(some.integers(1, 10**13))
 def test_gigabytes_are_enough(size):
-    assert int(float(round_up(size / 1e9, 3)) * 1e9) >= math.floor(size * (1 - 1e-11))
+    assert int(float(format_rounded_up(size / 1e9, 3)) * 1e9) >= math.floor(size * (1 - 1e-11))

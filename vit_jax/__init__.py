@@ -9,18 +9,19 @@ import importlib
 from typing import Any
 
 from vit_jax.errors import BUGS as BUGS
+from vit_jax.errors import NPZ_ERRORS as NPZ_ERRORS
 from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import choose as choose
 from vit_jax.errors import errors_of as errors_of
 from vit_jax.errors import exit_code as exit_code
+from vit_jax.errors import format_rounded_up as format_rounded_up
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path
 from vit_jax.errors import printable as printable
 from vit_jax.errors import reason as reason
 from vit_jax.errors import refuse as refuse
-from vit_jax.errors import round_up as round_up
 from vit_jax.errors import user_errors as user_errors
 from vit_jax.streams import ignore_closed_stderr as ignore_closed_stderr
 from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout

@@ -3,12 +3,15 @@
 import contextlib
 import difflib
 import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 # What no storage library raises because of a store or a file: these are bugs and keep their traceback.
 BUGS = (AssertionError, AttributeError, KeyError, TypeError)
+# What NumPy raises when it reads a damaged .npz file.
+NPZ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
@@ -105,7 +108,7 @@ def reason(error: BaseException) -> str:
     return text.rstrip(".") or type(error).__name__
 
 
-def round_up(value: float, digits: int) -> str:
+def format_rounded_up(value: float, digits: int) -> str:
     """Returns a positive number rounded up to `digits` significant digits, for amounts that must suffice."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     rounded = math.ceil(value * scale * (1 - 1e-12))  # 0.1 is 0.1, not 0.11

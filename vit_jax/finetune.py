@@ -28,14 +28,14 @@ import jax
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
 from vit_jax.columns import align
 from vit_jax.experiments import (
-    RATES,
+    LEARNING_RATES,
     Combination,
     Train,
     average_seeds,
     best_combinations,
     full_split_words,
     list_combinations,
-    list_rates,
+    list_learning_rates,
     read_outcome,
     train_combinations,
     without_seed,
@@ -106,9 +106,9 @@ def parse_request(argv: list[str]) -> FinetuneRequest:
     recipe = given["--config="]
     if {"dataset", "split"} & {pair.partition("=")[0] for pair in recipe.partition(":")[2].split(",")}:
         raise UserError("leave dataset= and split= out of --config; --datasets=NAME,... chooses among the data sets.")
-    datasets = list(dict.fromkeys(given.get("--datasets=", ",".join(RATES)).split(",")))
+    datasets = list(dict.fromkeys(given.get("--datasets=", ",".join(LEARNING_RATES)).split(",")))
     for dataset in datasets:
-        choose("data set", dataset, RATES)
+        choose("data set", dataset, LEARNING_RATES)
     seeds = given.get("--seeds=", SEEDS[table])
     workdir = check_workdir(given.get("--workdir=", f"workdirs/table{table}"))
     words = [word for word in argv[1:] if not word.startswith(FLAGS) and word != "--json"]
@@ -131,9 +131,9 @@ def list_trials(request: FinetuneRequest, dataset: str) -> list[Combination]:
     def combine(rates: tuple[float, ...]) -> list[Combination]:
         return list_combinations(["", *words, f"--sweep.base_lr={','.join(map(str, rates))}"])
 
-    trials = combine(RATES[dataset])
-    rates = list_rates(dataset, trials[0].config.model.name)
-    return trials if rates == RATES[dataset] else combine(rates)
+    trials = combine(LEARNING_RATES[dataset])
+    rates = list_learning_rates(dataset, trials[0].config.model.name)
+    return trials if rates == LEARNING_RATES[dataset] else combine(rates)
 
 
 def list_all_trials(argv: list[str]) -> list[Combination]:

@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batch", type=int, help="images at a time over all devices [chosen to fit this machine]")
     parser.add_argument("--saliency", action="store_true", help="also on which pixels the first class depends")
     args = parser.parse_args(argv[1:])
-    images = [path for place in args.images for path in list_images(place)]
+    images = [path for path_or_folder in args.images for path in list_images(path_or_folder)]
     cli.use_compilation_cache()
     for path in look(args.checkpoint, images, args.out, top=args.top, batch=args.batch, saliency=args.saliency):
         print(path)

@@ -78,20 +78,20 @@ def main(argv: list[str]) -> None:
     Raises:
         UserError: a flag is wrong, or the record cannot be read or written.
     """
-    args, words = make_parser().parse_known_args(argv[1:])
+    args, arguments = make_parser().parse_known_args(argv[1:])
     chosen = tuple(args.models.split(","))
     for name in chosen:
         models.create(name)
     cli.join_hosts()
     coordinator = Supervisor()
-    config, given = read_config(words)
+    config, given = read_config(arguments)
     mesh = sharding.make_mesh(config)
     devices = list(mesh.devices.flat)
-    key = make_key(devices, coordinator.hosts, mesh.shape, [f"--models={args.models}", *words])
+    key = make_key(devices, coordinator.hosts, mesh.shape, [f"--models={args.models}", *arguments])
     name = args.name or default_name(devices)
     record_path, page_path = (filesystem.join_path(args.out, f"{name}.{kind}") for kind in ("json", "html"))
-    record = share_record(coordinator, lambda: open_record(name, record_path, key))
-    earlier = share_record(coordinator, lambda: read_record(args.against)) if args.against else None
+    record = broadcast_record(coordinator, lambda: open_record(name, record_path, key))
+    earlier = broadcast_record(coordinator, lambda: read_record(args.against)) if args.against else None
     with without_compilation_cache(), shared_folder(coordinator, args.out) as folder:
         seconds = 60 * args.minutes
         bench = Bench(config, mesh, coordinator, chosen, folder, given, seconds / STEPS)
@@ -120,9 +120,9 @@ def measure(
     yield record
     for name, (function, share) in SECTIONS.items():
         if name not in record.sections:
-            ahead = sum(each for other, (_, each) in SECTIONS.items() if other not in record.sections)
+            remaining_share = sum(each for other, (_, each) in SECTIONS.items() if other not in record.sections)
             began = time.monotonic()
-            bench.deadline = began + (end - began) * share / ahead
+            bench.deadline = began + (end - began) * share / remaining_share
             rows = []
             for row in measured_rows(function, bench):
                 rows.append(beside_earlier(row, earlier.find(name, row.name) if earlier else None))
@@ -163,7 +163,7 @@ def beside_earlier(row: Measurement, earlier: Measurement | None) -> Measurement
     return dataclasses.replace(row, predicted=earlier.measured, source="an earlier record", kind="limit")
 
 
-def share_record(coordinator: Coordinator, read: Callable[[], MachineRecord]) -> MachineRecord:
+def broadcast_record(coordinator: Coordinator, read: Callable[[], MachineRecord]) -> MachineRecord:
     """Returns what host 0 reads, on every host.
 
     Raises:
@@ -231,7 +231,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_config(words: list[str]) -> tuple[ConfigDict, frozenset[str]]:
+def read_config(arguments: list[str]) -> tuple[ConfigDict, frozenset[str]]:
     """Returns the configuration of what is measured, and the names of the fields that the command line gives.
 
     Raises:
@@ -241,10 +241,10 @@ def read_config(words: list[str]) -> tuple[ConfigDict, frozenset[str]]:
     config.update_from_flattened_dict(FIELDS)
     config.batch = jax.device_count()
     given = {}
-    for word in words:
-        name, equals, text = word.removeprefix("--config.").partition("=")
-        if not word.startswith("--config.") or not equals:
-            raise UserError(f"unexpected {word!r}; fields are written --config.KEY=VALUE.")
+    for argument in arguments:
+        name, equals, text = argument.removeprefix("--config.").partition("=")
+        if not argument.startswith("--config.") or not equals:
+            raise UserError(f"unexpected {argument!r}; fields are written --config.KEY=VALUE.")
         choose("config field", name, flatten_config(config), "vit_jax/config/fields.py")
         given[name] = parse_value(config, name, text)
     config.update_from_flattened_dict(given)

@@ -26,7 +26,7 @@ from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig
 
-MANY = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
+SUSPICIOUS_DUPLICATE_FRACTION = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
         result = packing.run(os.path.expanduser(args.out), bar.update)
     seconds = time.monotonic() - start
     share = result.duplicates / (sum(result.records.values()) + result.duplicates or 1)
-    if share > MANY:
+    if share > SUSPICIOUS_DUPLICATE_FRACTION:
         print(f"{share:.0%} of the images were left out as near-duplicates; see --max-distance.", file=sys.stderr)
     for line in describe_emptied(packing.manifest.class_names, result):
         print(f"WARNING: {line}", file=sys.stderr)

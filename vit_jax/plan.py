@@ -47,19 +47,19 @@ def main(argv: list[str]) -> None:
     Raises:
         UserError: see `planning.make_plan`.
     """
-    args, words = make_parser().parse_known_args(argv[1:])
+    args, arguments = make_parser().parse_known_args(argv[1:])
     if args.cpu is not None and args.cpu < 1:
         raise UserError("--cpu must be at least 1.")
     if args.price is not None and (args.inference or not args.topology):
         raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu or --gpu.")
     faults = choose_faults(args)
     if args.sizes or args.models or args.picture:
-        show_inference(args, words)
+        show_inference(args, arguments)
         return
     if args.html:  # before hours of compilation
         make_folder_of(args.html)
     plans = []
-    for request in make_requests(args, words):
+    for request in make_requests(args, arguments):
         plan = make_plan(request, compile_in_subprocess, args.fit, args.price, faults)
         plans.append(plan)
         if args.json:
@@ -105,14 +105,14 @@ def make_folder_of(file: str) -> None:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
 
 
-def show_inference(args: argparse.Namespace, words: list[str]) -> None:
+def show_inference(args: argparse.Namespace, arguments: list[str]) -> None:
     """Prints the speed and the largest batch of predictions over models and sizes, and draws them for `--picture`.
 
     Raises:
         UserError: the flags do not ask for inference on one chip, another flag does not go with them, a size is not a
             positive whole number, or see `plan_models`.
     """
-    requests = make_requests(args, words)
+    requests = make_requests(args, arguments)
     one = len(requests) == 1 and args.topology and parse_topology(args.topology).chips == 1
     if not args.inference or args.fit or not one:
         raise UserError(
@@ -120,13 +120,13 @@ def show_inference(args: argparse.Namespace, words: list[str]) -> None:
         )
     if args.html:
         raise UserError("--html does not show --sizes and --models; write --picture=FILE instead.")
-    words = args.sizes.split(",") if args.sizes else []
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    arguments = args.sizes.split(",") if args.sizes else []
+    if not all(word.isdecimal() and int(word) > 0 for word in arguments):
         raise UserError(f"cannot parse --sizes={args.sizes}; write pixels, as in --sizes=64,224.")
     names = args.models.split(",") if args.models else None
     if args.picture:  # before hours of compilation
         make_folder_of(args.picture)
-    figure = plan_models(requests[0], names, [int(word) for word in words])
+    figure = plan_models(requests[0], names, [int(word) for word in arguments])
     rows = [json.dumps(dataclasses.asdict(point)) for point in figure.points]
     print("\n".join(rows) if args.json else figure.render())
     if args.picture:
@@ -211,7 +211,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_requests(args: argparse.Namespace, words: list[str]) -> list[PlanRequest]:
+def make_requests(args: argparse.Namespace, arguments: list[str]) -> list[PlanRequest]:
     """Returns a request for each target and strategy.
 
     Raises:
@@ -224,7 +224,7 @@ def make_requests(args: argparse.Namespace, words: list[str]) -> list[PlanReques
         for target in targets:
             parse_topology(target)
     return [
-        PlanRequest((*words, *flags), target, args.inference, args.cpu or 1, args.schedule)
+        PlanRequest((*arguments, *flags), target, args.inference, args.cpu or 1, args.schedule)
         for target, flags in itertools.product(targets, placements)
     ]
 

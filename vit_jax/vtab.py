@@ -77,7 +77,7 @@ def recipe_words(checkpoint: str) -> list[str]:
     return ["vtab", f"--config=configs/vtab.py:{{}},model={model.name}", *words]
 
 
-def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str, train: Train) -> TaskResult:
+def finetune(task: str, words: Sequence[str], learning_rates: Sequence[str], workdir: str, train: Train) -> TaskResult:
     """Returns the accuracy after fine-tuning at the rate that is best on val200. What was begun is continued.
 
     A single rate is not tried on val200. The accuracy is None if every rate diverges there, or the final training does.
@@ -85,7 +85,7 @@ def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str
     Args:
         task: the name of the task.
         words: the words of `recipe_words` and further flags.
-        rates: the learning rates to choose from.
+        learning_rates: the learning rates to choose from.
         workdir: the folder of all tasks.
         train: trains what is left of a sweep.
 
@@ -98,8 +98,8 @@ def finetune(task: str, words: Sequence[str], rates: Sequence[str], workdir: str
         varied = [f"--sweep.base_lr={','.join(values)}", f"--workdir={posixpath.join(workdir, task, split)}"]
         return train(list_combinations([words[0], recipe, *words[2:], *varied]))[0]
 
-    best = train_on("dev", rates) if len(rates) > 1 else None
-    rate = best.name.partition("=")[2] if best else rates[0]
+    best = train_on("dev", learning_rates) if len(learning_rates) > 1 else None
+    rate = best.name.partition("=")[2] if best else learning_rates[0]
     diverged = best is not None and best.last is None
     return TaskResult(None if diverged else train_on("full", [rate]).last, f"base_lr={rate}")
 

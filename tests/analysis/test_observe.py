@@ -83,7 +83,7 @@ def test_with_the_kernel_it_is_the_same(loaded, plain):
 
 
 def test_more_images_than_are_kept_count_in_the_averages(loaded, plain, monkeypatch):
-    monkeypatch.setattr(observe, "KEPT", 9)
+    monkeypatch.setattr(observe, "KEPT_IMAGES", 9)
     seen, _ = run(loaded.program, loaded.read())
     assert len(seen.logits) == len(seen.pixels) == len(seen.rollout) == 9 and seen.count == len(IMAGES)
     np.testing.assert_array_equal(seen.distance, plain[0].distance)

@@ -326,7 +326,9 @@ def test_a_page_of_many_lines_is_small(tmp_path):
 
 def test_only_headings_are_moved_below_the_names_of_runs():
     part = '<h3>Test</h3><img src="data:image/png;base64,AA/h3AA"><code>/home/h4/run</code>'
-    found = run_page.each([RunFolder(name, "", get_config(), [], [], None, {}) for name in "ab"], lambda run: part)
+    found = run_page.render_each_run(
+        [RunFolder(name, "", get_config(), [], [], None, {}) for name in "ab"], lambda run: part
+    )
     assert found.count("<h4>Test</h4>") == 2 and found.count("AA/h3AA") == found.count("/home/h4/run") == 2
 
 

@@ -499,7 +499,7 @@ def test_every_number_has_a_range():
     }
     free = {"mesh.data", "mesh.fsdp", "linear_end"}
     for name in numbers - free:
-        assert name.startswith("model.") or FIELDS[name].least in (0, 1), name
+        assert name.startswith("model.") or FIELDS[name].minimum in (0, 1), name
 
 
 def test_durations_in_epochs():

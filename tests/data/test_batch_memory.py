@@ -19,7 +19,7 @@ ROWS = 8
 
 
 def fill(memory: BatchMemory, number: int) -> None:
-    for name, array in memory.place(number).items():
+    for name, array in memory.get_arrays(number).items():
         array[...] = str(number).encode() if name == "fault" else number % 251
 
 
@@ -34,7 +34,7 @@ def is_of(batch, number: int) -> bool:
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_held_stays_and_what_is_not_is_used_again(shared):
     """A batch is held by itself, by a slice of its images, or by an array of JAX over one."""
-    memory = BatchMemory(ROW, ROWS, start=3, ahead=2, shared=shared)
+    memory = BatchMemory(ROW, ROWS, start=3, prefetch=2, shared=shared)
     reader = pickle.loads(pickle.dumps(memory)) if shared else memory  # as in another process
     chosen, held = random.Random(0), collections.deque()
     for number in range(3, 203):
@@ -54,13 +54,13 @@ def test_what_is_held_stays_and_what_is_not_is_used_again(shared):
 
 
 def test_labels_do_not_hold_the_images():
-    memory = BatchMemory(ROW, ROWS, start=0, ahead=1, shared=False)
+    memory = BatchMemory(ROW, ROWS, start=0, prefetch=1, shared=False)
     labels = [memory.take(number)["label"] for number in range(50)]
     assert len(labels) == 50 and memory._blocks <= 3
 
 
 def test_who_reads_too_far_ahead_waits_until_a_batch_is_taken_or_none_is_any_more():
-    memory = BatchMemory(ROW, ROWS, start=0, ahead=1, shared=False)
+    memory = BatchMemory(ROW, ROWS, start=0, prefetch=1, shared=False)
     ended = []
 
     def read(number):
@@ -88,7 +88,7 @@ def test_who_reads_too_far_ahead_waits_until_a_batch_is_taken_or_none_is_any_mor
 def test_devices_use_the_images_as_they_lie():
     """Those of a CPU; others are sent them from there."""
     rows = ALIGNMENT * len(jax.devices())  # so that the part of each device is aligned, as images of 224 pixels are
-    memory = BatchMemory(ROW, rows, start=0, ahead=1, shared=True)
+    memory = BatchMemory(ROW, rows, start=0, prefetch=1, shared=True)
     batch = memory.take(0)
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
     assembled = loader.assemble_global({"image": batch["image"]}, np.arange(rows), rows, sharding)["image"]

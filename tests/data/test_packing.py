@@ -455,7 +455,7 @@ def test_folders_that_are_in_use(tmp_path):
     write_set(tmp_path / "set", [[0]], info=False)
     with pytest.raises(UserError, match="contains shards that this command did not write"):
         packed("digits", tmp_path / "set")
-    with packing.lock_folder(str(tmp_path / "out")), pytest.raises(UserError, match="another process is packing into"):
+    with packing.packing_lock(str(tmp_path / "out")), pytest.raises(UserError, match="another process is packing into"):
         packed("digits", tmp_path / "out")
 
 

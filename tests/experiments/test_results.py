@@ -211,8 +211,13 @@ def test_the_paper_agrees_with_the_recipe():
         and means["BiT-R50x1", 7] == pytest.approx(89.33)
         and means["BiT-R152x2", 7] == pytest.approx(94.01, abs=0.005)
     )  # Table 7
-    assert protocols.RATES.keys() == finetune.DATASETS.keys() and protocols.list_rates("pets", "ViT-B/16") == (0.01,)
-    assert 0.06 in protocols.list_rates("imagenet2012", "R50+ViT-B/16") and len(protocols.RATES["cifar10"]) == 4
+    assert protocols.LEARNING_RATES.keys() == finetune.DATASETS.keys() and protocols.list_learning_rates(
+        "pets", "ViT-B/16"
+    ) == (0.01,)
+    assert (
+        0.06 in protocols.list_learning_rates("imagenet2012", "R50+ViT-B/16")
+        and len(protocols.LEARNING_RATES["cifar10"]) == 4
+    )
 
 
 def test_weights_that_the_paper_is_about():

@@ -29,7 +29,7 @@ def points(*folders, **request):
 def test_compute_is_that_of_table_6(tmp_path):
     pretrained = run(tmp_path / "b16", total_steps=7 * 303_000_000 // 4096, more=JFT)
     (point,), notes = points(run(tmp_path / "tuned", accuracy=0.9, init_from=str(pretrained)))
-    assert point.place == pytest.approx(224, rel=2e-3) and (point.mean, notes) == (0.9, [])
+    assert point.x_value == pytest.approx(224, rel=2e-3) and (point.mean, notes) == (0.9, [])
     assert (point.line, point.model) == ("Transformer (ViT)", "ViT-B/16")
     tuned = [run(tmp_path / f"of,seed={seed}", init_from=f"{pretrained}/seed={seed}/..") for seed in (0, 1)]
     for seed in (0, 1):
@@ -45,12 +45,12 @@ def test_lines_seeds_and_early_stopping(tmp_path, capsys):
             fields = {"seed": seed, "model.depth": depth, "model.width": 48, "model.num_heads": 4}
             run(tmp_path / "shape" / line / f"{depth},seed={seed}", accuracy=accuracy, more=fields)
     found, _ = points(tmp_path / "shape", against="model.depth")
-    assert [(point.line, point.place, point.mean, point.runs) for point in found] == [
+    assert [(point.line, point.x_value, point.mean, point.runs) for point in found] == [
         (line, place, pytest.approx(0.6), 2) for line, place in (("base", 8), ("depth", 4), ("depth", 16), ("width", 2))
     ]
     assert found[0].std == pytest.approx(0.1 * 2**0.5)
     lines = scaling.lines_of(found)
-    assert {name: sorted(one.place for one in line) for name, line in lines.items()} == {
+    assert {name: sorted(one.x_value for one in line) for name, line in lines.items()} == {
         "depth": [4, 8, 16],
         "width": [2, 8],
     }
@@ -67,7 +67,7 @@ def test_records_are_drawn_as_their_runs(tmp_path):
         write_record(make_record(str(place), f"runs/depth/4,seed={seed}"), tmp_path / "results")
     assert points(tmp_path / "results" / "runs") == points(tmp_path / "runs")
     found, _ = points(ROOT / "results" / "cifar10_data_size", against="data.num_examples", metric="test/accuracy")
-    shown = {f"| {one.line}/{one.place:.0f} | {100 * one.mean:.2f} " for one in found}
+    shown = {f"| {one.line}/{one.x_value:.0f} | {100 * one.mean:.2f} " for one in found}
     assert len(shown) == 12 and all(line in (ROOT / "docs" / "results.md").read_text() for line in shown)
     place = run(tmp_path / "worse", accuracy=0.05)  # than at its step 5
     write_record(make_record(str(place), "worse/run"), tmp_path / "results")

@@ -39,4 +39,4 @@ def test_the_ratios_are_those_of_the_reports_that_are_kept():
 @pytest.mark.parametrize("kind", CHIPS)
 def test_every_kind_is_calibrated(kind):
     for measure in ("estimate", "schedule"):
-        assert calibration.find_band(kind, measure).runs >= calibration.FEWEST_RUNS
+        assert calibration.find_band(kind, measure).runs >= calibration.MIN_RUNS

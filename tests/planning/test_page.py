@@ -35,9 +35,9 @@ def test_the_parts_are_those_of_the_table():
     assert cycles["schedule"] == {"matmul": 37.5, "kernel": 6.25, "exchange": 3.75}
     step = found.estimate.compute_seconds + found.estimate.exchange_seconds
     assert sum(cycles["estimate"].values()) == pytest.approx(step * 1.5e9 / 16)
-    shares = parts.used_shares(found)
+    shares = parts.utilisation(found)
     assert shares["memory"] == 0.9 and shares["exchange (time)"] == found.estimate.exchange_seconds / step
-    assert parts.used_shares(make_plan(required=3000)) == {"memory": 3.0}
+    assert parts.utilisation(make_plan(required=3000)) == {"memory": 3.0}
     prediction = parts.memory_parts(make_compilation(500, inference=True))
     assert prediction == {"prediction": {"parameters": 200, "activations, gradients": 300}}
 

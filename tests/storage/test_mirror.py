@@ -47,7 +47,7 @@ def test_what_vanishes_while_it_is_listed_is_left_out(opened, place, monkeypatch
     monkeypatch.setattr(filesystem, "upload", late)
     opened.flush()
     monkeypatch.setattr(filesystem, "upload", upload)
-    opened.flush(last=True)
+    opened.flush(is_final=True)
     assert filesystem.list_files(place) == ["train.log", "wandb/run/working"]
 
 

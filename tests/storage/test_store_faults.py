@@ -128,11 +128,11 @@ def test_after_the_limit_a_sentence_names_the_file_and_the_reason(bucket, kind, 
 
 def test_the_waits_grow_and_differ():
     several = [list(itertools.islice(retry.backoff_seconds(), 9)) for _ in range(200)]
-    longest = [min(retry.FIRST_WAIT * 2**number, retry.LONGEST_WAIT) for number in range(9)]
+    longest = [min(retry.FIRST_WAIT * 2**number, retry.MAX_WAIT) for number in range(9)]
     for number, most in enumerate(longest):
         found = [waits[number] for waits in several]
         assert most / 2 <= min(found) < 0.6 * most and 0.9 * most < max(found) <= most
-    assert longest[-1] == retry.LONGEST_WAIT
+    assert longest[-1] == retry.MAX_WAIT
 
 
 @pytest.mark.parametrize(

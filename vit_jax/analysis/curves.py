@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 BUCKETS = 1000  # groups of points in a long curve, see `thin_out`
 TOP = ("top5", "top5_all")
-FEW = 40  # points up to which each has a dot
+MAX_DOTTED_POINTS = 40  # points up to which each has a dot
 GREY = "#767676"
 # Okabe and Ito's, which colour-blind readers can tell apart, without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333")
@@ -167,7 +167,7 @@ def draw_panel(panel: Panel, runs: Sequence[RunFolder], curves: Sequence[Curve],
         points = curve.steps[kept], curve.values[kept].astype(np.float32)
         name = f"{runs[curve.run].name}: {curve.metric}" if several else curve.metric
         drawn = [plot.line(*points, name=name, color=colour, line_dash=dash, line_width=1.5)]
-        if len(kept) <= FEW:
+        if len(kept) <= MAX_DOTTED_POINTS:
             drawn.append(plot.scatter(*points, size=5, color=colour))
         lines.append(drawn[0])
         legend.setdefault(curve.metric, []).extend(drawn)

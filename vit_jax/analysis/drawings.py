@@ -13,7 +13,7 @@ from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.plot import NotebookFigure
 from vit_jax.models import ModelSpec
 
-FIXED = {
+UNLEARNED_CAPTIONS = {
     "none": "This model has no position embeddings.",
     "relative": "The position embeddings of this model belong to pairs of tokens; there is none of a single patch.",
     "sincos2d": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
@@ -100,8 +100,8 @@ def position_table(spec: ModelSpec, params: dict[str, Any]) -> np.ndarray:
 def positions(spec: ModelSpec, params: dict[str, Any]) -> Drawing:
     """Returns the similarity of the position embeddings."""
     title, (rows, columns) = "Similarity of position embeddings", spec.grid
-    if spec.position.kind in FIXED:
-        return Drawing("position_similarity", title, "", FIXED[spec.position.kind])
+    if spec.position.kind in UNLEARNED_CAPTIONS:
+        return Drawing("position_similarity", title, "", UNLEARNED_CAPTIONS[spec.position.kind])
     similarities = measure.position_similarity(position_table(spec, params), spec.grid)
     flat = similarities.reshape(rows * columns, -1)
     others = flat[~np.eye(len(flat), dtype=bool)]

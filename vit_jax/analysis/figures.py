@@ -9,7 +9,7 @@ from vit_jax.analysis.overlays import attended, mosaic, stretch
 from vit_jax.analysis.plot import NotebookFigure
 from vit_jax.data.images import resize_pixels
 
-EXAMPLES = 8  # images whose patches are predicted
+MAX_PREDICTED_IMAGES = 8  # images whose patches are predicted
 PAIRS = 6  # of photograph and attention, in Figure 6
 TILE = 64  # largest side of a photograph in Figure 14, in pixels
 TICKS = 14  # most numbers along an axis
@@ -122,7 +122,7 @@ def predicted_patches(
     """Returns three rows of pictures: the first images, what a model of masked patches is given of each, and what it
     predicts.
     """
-    columns = min(EXAMPLES, len(pixels))
+    columns = min(MAX_PREDICTED_IMAGES, len(pixels))
     height, width = pixels.shape[1:3]
     scale = max(1, -(-TILE // max(height, width)))  # small images as larger squares
     tiles = np.concatenate([x[:columns] for x in (pixels, corrupted, predicted)])

@@ -52,9 +52,9 @@ def write_look(
     np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
     files.append(folder / "measures.npz")
     body = [
-        head(checkpoint, model, params, names, seen),
+        page_header(checkpoint, model, params, names, seen),
         '<div class="cards">',
-        *(card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))),
+        *(image_card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))),
         '</div><div class="figures">',
         *parts,
         "</div>",
@@ -97,7 +97,7 @@ def write_drawing(folder: Path, drawing: Drawing, files: list[Path]) -> str:
     return f"<section>{title}{drawn}{words}</section>"
 
 
-def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
+def page_header(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[str], seen: Observations) -> str:
     """Returns the top of the page: which model this is, and what the photographs show."""
     spec = model.vit
     (height, width), (rows, columns) = spec.position.image_size, spec.grid
@@ -129,7 +129,7 @@ def head(checkpoint: str, model: Model, params: dict[str, Any], names: Sequence[
     return "".join(parts)
 
 
-def card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
+def image_card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
     """Returns the card of an image: its attention, its classes and, hidden until opened, the attention of each head."""
     pixels, short = seen.pixels[number], printable(name)
     pictures = [
@@ -150,11 +150,11 @@ def card(model: Model, name: str, number: int, seen: Observations, top: int) -> 
         f"<figure>{html.image(encode_pixels(array, small), text, how)}<figcaption>{caption}</figcaption></figure>"
         for caption, array, text in pictures
     )
-    parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', classes(model, seen.logits[number], top)]
-    return f'<article class="card">{"".join(parts)}{heads(model, seen.heads[number], short)}</article>'
+    parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', class_table(model, seen.logits[number], top)]
+    return f'<article class="card">{"".join(parts)}{head_maps(model, seen.heads[number], short)}</article>'
 
 
-def classes(model: Model, logits: np.ndarray, top: int) -> str:
+def class_table(model: Model, logits: np.ndarray, top: int) -> str:
     """Returns a table of the `top` most probable classes; empty if the model has no classifier."""
     if not logits.size or not model.vit.head.num_classes:
         return ""
@@ -171,7 +171,7 @@ def classes(model: Model, logits: np.ndarray, top: int) -> str:
     return html.table(rows, numbers=(1,))
 
 
-def heads(model: Model, maps: np.ndarray, name: str) -> str:
+def head_maps(model: Model, maps: np.ndarray, name: str) -> str:
     """Returns the attention of every head in every block, hidden until the reader opens it."""
     whose = "class token" if model.vit.class_rows else "average patch"
     rows = []

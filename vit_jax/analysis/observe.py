@@ -15,8 +15,8 @@ from vit_jax.analysis import measure
 from vit_jax.inference import Inference
 from vit_jax.tree import ArrayTree
 
-KEPT = 128  # images of which everything is kept, as many as in Figure 14
-EXAMPLES = 1024  # patches, of all images kept, whose representations are compared
+KEPT_IMAGES = 128  # images of which everything is kept, as many as in Figure 14
+MAX_CKA_PATCHES = 1024  # patches, of all images kept, whose representations are compared
 MOST_ATTENTION_BYTES = 2**28  # bytes of attention weights that are in memory at once on a device
 PICTURES = ("corrupted", "predicted")  # of masked patches
 MOST_IMAGES = 16  # most images of a device at a time: more are no faster
@@ -26,7 +26,7 @@ MOST_IMAGES = 16  # most images of a device at a time: more are no faster
 class Observations:
     """What a model did with images.
 
-    Averages are over all images. Arrays with an axis `images` have only the first `KEPT` of them.
+    Averages are over all images. Arrays with an axis `images` have only the first `KEPT_IMAGES` of them.
 
     Attributes:
         count: the number of all images.
@@ -94,7 +94,7 @@ def observe(
         value_range: the values that 0 and 255 of a pixel have in `images`; -1 and 1 for a model of masked patches.
     """
     low, high = value_range
-    function = make_observer(program, max(1, EXAMPLES // min(count, KEPT)), saliency)
+    function = make_observer(program, max(1, MAX_CKA_PATCHES // min(count, KEPT_IMAGES)), saliency)
     kept: list[dict[str, np.ndarray]] = []
     sums: dict[str, np.ndarray | float] = {"distance": 0.0, "entropy": 0.0}
     for number, given in enumerate(_batches(images, batch)):
@@ -106,8 +106,8 @@ def observe(
         pictures = {"pixels": given} | {name: rows[name] for name in PICTURES if name in rows}
         shares = {name: (array.clip(low, high) - low) / (high - low) for name, array in pictures.items()}
         rows |= {name: np.rint(share * 255).astype(np.uint8) for name, share in shares.items()}
-        if number * batch < KEPT:
-            kept.append({name: array[: KEPT - number * batch] for name, array in rows.items()})
+        if number * batch < KEPT_IMAGES:
+            kept.append({name: array[: KEPT_IMAGES - number * batch] for name, array in rows.items()})
     whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
     tokens = whole.pop("tokens").swapaxes(0, 1)
     similarity = measure.linear_cka(tokens.reshape(len(tokens), -1, tokens.shape[-1]))

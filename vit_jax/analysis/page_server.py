@@ -13,7 +13,10 @@ from vit_jax import UserError, user_errors
 
 HOST = "127.0.0.1"
 RETRY: int | None = 15  # seconds after which a browser asks again if the page could not be made
-NAMES = (HOST, "localhost")  # hosts that a request may name; with another name, a foreign page misleads the browser
+ALLOWED_HOSTS = (
+    HOST,
+    "localhost",
+)  # hosts that a request may name; with another name, a foreign page misleads the browser
 
 
 def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], int | None]) -> ThreadingHTTPServer:
@@ -38,7 +41,7 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
         def do_GET(self) -> None:
             """Sends the page."""
             name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-            if name not in NAMES:
+            if name not in ALLOWED_HOSTS:
                 return self.send_error(403, "this server is for this machine only")
             if self.path != "/":
                 return self.send_error(404, "there is one page here: /")

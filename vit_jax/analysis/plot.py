@@ -38,12 +38,12 @@ PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "lear
 
 Theme = Literal["light", "dark"]
 
-OTHERS = ("#cc79a7", "#8c959f", "#f0e442")
+EXTRA_COLOURS = ("#cc79a7", "#8c959f", "#f0e442")
 # Theme -> background, text and lines, grid, colours of data. The colours are Okabe and Ito's, which colour-blind
 # readers can tell apart.
 THEMES: dict[Theme, tuple[str, str, str, tuple[str, ...]]] = {
-    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73", *OTHERS, "#56b4e9", "#e69f00")),
-    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73", *OTHERS, "#0072b2", "#d55e00")),
+    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73", *EXTRA_COLOURS, "#56b4e9", "#e69f00")),
+    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73", *EXTRA_COLOURS, "#0072b2", "#d55e00")),
 }
 
 
@@ -286,13 +286,13 @@ def scaling(
     """Plots an accuracy against compute or another size, as in Figures 4, 5, 8 and 13.
 
     Args:
-        lines: name -> points, each with `place`, `mean`, `std` or None, `metric` and `model`.
+        lines: name -> points, each with `x_value`, `mean`, `std` or None, `metric` and `model`.
         label: the label of the horizontal axis.
         joined: whether the points of a line are joined; else the name of its model stands beside each.
         speeds: model -> images a second, against which a second plot has the same accuracies; None: without it.
     """
     points = [point for line in lines.values() for point in line]
-    places = {label: [point.place for point in points]}
+    places = {label: [point.x_value for point in points]}
     if speeds is not None:
         places["images/s a chip, inference"] = [speeds[point.model] for point in points]
     figure = NotebookFigure(figsize=(5.6 * len(places), 4), layout="constrained")

@@ -10,13 +10,13 @@ from jaxtyping import Float
 
 from vit_jax import UserError, interop
 from vit_jax.analysis import html, measure
-from vit_jax.analysis.drawings import FIXED, position_table
+from vit_jax.analysis.drawings import UNLEARNED_CAPTIONS, position_table
 from vit_jax.analysis.overlays import mosaic, stretch
 from vit_jax.analysis.plot import colour_map, encode_pixels
 from vit_jax.monitoring import RunFolder
 
-PIXELS = 'class="pixels"'
-MOST = 6  # checkpoints that are shown, spread over all
+PIXELATED_ATTRIBUTE = 'class="pixels"'
+MAX_CHECKPOINTS = 6  # checkpoints that are shown, spread over all
 COLUMNS = 7  # filters beside each other
 GREY = 128  # between small pictures
 PICTURES = (
@@ -37,7 +37,7 @@ def checkpoints_part(run: RunFolder) -> str:
     steps = sorted(int(path.name) for path in Path(run.location, "checkpoints").glob("*") if path.name.isdigit())
     if not steps:
         return "<p>No checkpoint lies here. Those in buckets are not read.</p>"
-    chosen = [steps[index] for index in np.unique(np.linspace(0, len(steps) - 1, MOST).round().astype(int))]
+    chosen = [steps[index] for index in np.unique(np.linspace(0, len(steps) - 1, MAX_CHECKPOINTS).round().astype(int))]
     drawn = {}
     for step in chosen:
         try:
@@ -52,7 +52,7 @@ def checkpoints_part(run: RunFolder) -> str:
     parts = [f"<p>{words}</p>"]
     for index, (title, caption) in enumerate(PICTURES):
         figures = [
-            f"<figure>{html.image(pictures[index], f'{title} after step {step:,}', PIXELS)}"
+            f"<figure>{html.image(pictures[index], f'{title} after step {step:,}', PIXELATED_ATTRIBUTE)}"
             f"<figcaption>step {step:,}</figcaption></figure>"
             for step, pictures in drawn.items()
             if pictures[index]
@@ -80,7 +80,7 @@ def draw_checkpoint(path: str, modified: int) -> tuple[bytes, bytes]:
         spec = model.vit
     except UserError:  # a BiT
         return b"", b""
-    has_table = spec.position.kind not in FIXED
+    has_table = spec.position.kind not in UNLEARNED_CAPTIONS
     positions = positions_picture(position_table(spec, params), spec.grid) if has_table else b""
     return filters_picture(params, spec.stem.kind == "resnet"), positions
 

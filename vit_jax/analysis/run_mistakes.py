@@ -2,20 +2,18 @@
 
 import io
 import shlex
-import zipfile
 from html import escape
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax import UserError, printable, user_errors
+from vit_jax import NPZ_ERRORS, UserError, printable, user_errors
 from vit_jax.analysis import html
 from vit_jax.analysis.plot import THEMES, confusion, encode_pixels, encode_themed
 from vit_jax.monitoring import RunFolder
 
-DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
-MOST_CLASSES_LISTED, MOST_CLASSES_DRAWN = 20, 1000  # with at most so many classes the matrix is a table, a picture
+MAX_LISTED_CLASSES, MAX_DRAWN_CLASSES = 20, 1000  # with at most so many classes the matrix is a table, a picture
 WORST = 20  # classes whose accuracy is shown, and pairs of classes that are confused
 SMALL = 64  # pixels: smaller pictures are encoded without loss
 
@@ -47,7 +45,7 @@ def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
     Raises:
         UserError: the file cannot be read, or is another one.
     """
-    with user_errors(f"cannot read {name}", *DAMAGE, advice="remove it"), np.load(io.BytesIO(content)) as file:
+    with user_errors(f"cannot read {name}", *NPZ_ERRORS, advice="remove it"), np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
     wanted = {"pairs", "names", "images", "pixels", "labels", "predictions", "confidences", "step"}
     if not wanted <= arrays.keys() or not is_consistent(arrays):
@@ -74,13 +72,11 @@ def evaluation_part(file: str, mistakes: dict[str, Any]) -> str:
     when = f" after step {step:,}" if step >= 0 else ""
     head = f"{wrong:,} of {count.sum():,} images of the split {split} are wrong{when}."
     parts = [f"<h3>{escape(evaluation)}</h3><p>{escape(head)}</p>"]
-    if len(names) <= MOST_CLASSES_DRAWN:
+    if len(names) <= MAX_DRAWN_CLASSES:
         matrix: np.ndarray = np.zeros((len(names), len(names)), np.int64)
         matrix[label, prediction] = count
-        parts.append(
-            matrix_table(matrix, names) if len(names) <= MOST_CLASSES_LISTED else matrix_picture(matrix, names)
-        )
-    if len(names) > MOST_CLASSES_LISTED:
+        parts.append(matrix_table(matrix, names) if len(names) <= MAX_LISTED_CLASSES else matrix_picture(matrix, names))
+    if len(names) > MAX_LISTED_CLASSES:
         parts.append(confused_pairs(pairs, names))
     return "".join([*parts, class_accuracies(pairs, names), wrong_images(mistakes, names)])
 

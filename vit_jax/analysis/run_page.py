@@ -48,10 +48,10 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
         run_facts.summary(runs),
         "<h2>Curves</h2>",
         curves_part(plots, runs),
-        f"<h2>Predictions</h2>{each(runs, mistakes_part)}",
-        f"<h2>Filters and positions over time</h2>{each(runs, checkpoints_part)}",
-        f"<h2>Time</h2><p>{run_cost.TIME_WORDS}</p>{each(runs, run_cost.time_part)}",
-        f"<h2>Cost</h2><p>{run_cost.COST_WORDS}</p>{each(runs, run_cost.cost_part)}",
+        f"<h2>Predictions</h2>{render_each_run(runs, mistakes_part)}",
+        f"<h2>Filters and positions over time</h2>{render_each_run(runs, checkpoints_part)}",
+        f"<h2>Time</h2><p>{run_cost.TIME_WORDS}</p>{render_each_run(runs, run_cost.time_part)}",
+        f"<h2>Cost</h2><p>{run_cost.COST_WORDS}</p>{render_each_run(runs, run_cost.cost_part)}",
         f"<h2>Configuration</h2>{run_facts.configuration(runs, defaults)}",
         f"<h2>Environment</h2>{run_facts.environment(runs)}",
         script,
@@ -60,7 +60,7 @@ def run_page(runs: Sequence[RunFolder], defaults: dict[str, str]) -> str:
     return html.document(title, "\n".join(parts), f"{policy}<style>{STYLE}</style>{head}")
 
 
-def each(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
+def render_each_run(runs: Sequence[RunFolder], part: Callable[[RunFolder], str]) -> str:
     """Returns a part of the page for each run.
 
     If the part of a run raises UserError, its message stands in the place of the part.

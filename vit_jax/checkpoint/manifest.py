@@ -13,7 +13,7 @@ from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.checkpoint.fingerprint import fingerprints
 from vit_jax.tree import ArrayTree
 
-MOST = 8  # the most names that a message lists
+MAX_LISTED_NAMES = 8  # the most names that a message lists
 
 ArrayTable = dict[str, list[Any]]  # name of an array -> dtype, shape, fingerprint
 
@@ -101,8 +101,8 @@ def array_shapes(manifest: dict[str, Any], prefix: str = "") -> dict[str, jax.Sh
 def list_names(names: Iterable[str]) -> str:
     """Returns names as words with commas between. Of many names, the first 8 and how many more there are."""
     names = list(names)
-    more = f" and {len(names) - MOST:,} more" if len(names) > MOST else ""
-    return f"{', '.join(names[:MOST])}{more}"
+    more = f" and {len(names) - MAX_LISTED_NAMES:,} more" if len(names) > MAX_LISTED_NAMES else ""
+    return f"{', '.join(names[:MAX_LISTED_NAMES])}{more}"
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

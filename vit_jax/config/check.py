@@ -110,9 +110,9 @@ def _check_value(name: str, value: Any, field: Field) -> None:
             raise UserError(f"{name}={value} must be a whole number, or auto.")
         return
     numbers = value if isinstance(value, tuple) else (value,)
-    bounded = field.least > -math.inf or field.most < math.inf
-    if bounded and not all(field.least <= number <= field.most for number in numbers):
-        bounds = f"at least {field.least}" + (f" and at most {field.most}" if field.most < math.inf else "")
+    bounded = field.minimum > -math.inf or field.maximum < math.inf
+    if bounded and not all(field.minimum <= number <= field.maximum for number in numbers):
+        bounds = f"at least {field.minimum}" + (f" and at most {field.maximum}" if field.maximum < math.inf else "")
         raise UserError(f"{name}={value} must be {bounds}.")
-    if field.whole and not all(isinstance(number, int) for number in numbers):
+    if field.is_integer and not all(isinstance(number, int) for number in numbers):
         raise UserError(f"{name}={value} must be whole numbers.")

@@ -33,10 +33,10 @@ class Field:
         default: the default value; None: unset.
         meaning: one line of documentation.
         optional: the type of a field that may be unset, and is unset by default; None: the field must have a value.
-        least: the smallest number allowed, inclusive. In a tuple it holds for each number.
-        most: the largest number allowed, inclusive. In a tuple it holds for each number.
+        minimum: the smallest number allowed, inclusive. In a tuple it holds for each number.
+        maximum: the largest number allowed, inclusive. In a tuple it holds for each number.
         choices: the words allowed; empty: any value of the type.
-        whole: whether its numbers must be whole.
+        is_integer: whether its numbers must be whole.
         auto: whether the value may be the word auto instead of a whole number.
         on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.
         affects: what a field of the model's group affects; not used for other groups.
@@ -53,10 +53,10 @@ class Field:
     default: Any
     meaning: str
     optional: type | None = None
-    least: float = -math.inf
-    most: float = math.inf
+    minimum: float = -math.inf
+    maximum: float = math.inf
     choices: tuple[str, ...] = ()
-    whole: bool = False
+    is_integer: bool = False
     auto: bool = False
     on_resume: OnResume | None = None
     affects: Affects = Affects.WEIGHTS

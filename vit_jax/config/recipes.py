@@ -55,9 +55,9 @@ class Recipe:
         Raises:
             UserError: the file or the argument is wrong.
         """
-        return self._call("get_grid", optional=True) or {}
+        return self._call("get_grid", is_optional=True) or {}
 
-    def _call(self, name: str, optional: bool = False) -> Any:
+    def _call(self, name: str, is_optional: bool = False) -> Any:
         """Executes the file and returns the result of its function `name`; None if an optional function is absent."""
         words = () if self.argument is None else (self.argument,)
         with _configs_importable(self.file), recipe_errors(self.file):
@@ -66,7 +66,7 @@ class Recipe:
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             function = getattr(module, name, None)
-            if function is None and optional:
+            if function is None and is_optional:
                 return None
             if function is None:
                 raise UserError(f"{self.file} is not a recipe: it defines no {name}().")

@@ -26,18 +26,19 @@ PAUSE = 0.002  # seconds
 class BatchMemory:
     """Blocks of memory, each of which holds the arrays of one batch. Can be pickled, to send it to worker processes.
 
-    A table that all processes share says in which block a batch lies. Only the batch that is taken next and the `ahead`
-    batches after it have a block. A thread or process that reads a later batch waits until that batch has one.
+    A table that all processes share says in which block a batch lies. Only the batch that is taken next and the
+    `prefetch` batches after it have a block. A thread or process that reads a later batch waits until that batch has
+    one.
     """
 
-    def __init__(self, row: Mapping[str, np.ndarray], rows: int, *, start: int, ahead: int, shared: bool):
-        """Provides memory for the first `ahead + 1` batches; the kernel allocates it when it is first written.
+    def __init__(self, row: Mapping[str, np.ndarray], rows: int, *, start: int, prefetch: int, shared: bool):
+        """Provides memory for the first `prefetch + 1` batches; the kernel allocates it when it is first written.
 
         Args:
             row: name -> array with the shape and the type that the array of this name has in one row.
             rows: number of rows in a batch.
             start: number of the first batch.
-            ahead: number of batches that have memory in addition to the batch that is taken next.
+            prefetch: number of batches that have memory in addition to the batch that is taken next.
             shared: whether worker processes fill the memory; False: threads of this process do.
 
         Raises:
@@ -48,14 +49,14 @@ class BatchMemory:
         for name, array in row.items():
             self._fields[name] = ((rows, *array.shape), array.dtype, size)
             size += math.ceil(rows * array.nbytes / ALIGNMENT) * ALIGNMENT
-        self._table_size, self._block_size = (math.ceil(used / PAGE) * PAGE for used in (8 * (ahead + 1), size))
+        self._table_size, self._block_size = (math.ceil(used / PAGE) * PAGE for used in (8 * (prefetch + 1), size))
         self._file = open_memory() if shared else -1
         self._path = f"/proc/{os.getpid()}/fd/{self._file}"
-        self._ahead, self._blocks = ahead, 0
+        self._prefetch, self._blocks = prefetch, 0
         self._free = collections.deque[int]()
         self._grow(0)
         self._set_up()
-        for number in range(start, start + ahead + 1):
+        for number in range(start, start + prefetch + 1):
             self._provide(number)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class BatchMemory:
     def _arrays(self, block: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.ndarray(shape, dtype, block, place) for name, (shape, dtype, place) in self._fields.items()}
 
-    def place(self, number: int) -> dict[str, np.ndarray]:
+    def get_arrays(self, number: int) -> dict[str, np.ndarray]:
         """Returns the arrays [rows, ...] of a batch, to be filled in place; waits until the batch has memory.
 
         Raises:
@@ -127,7 +128,7 @@ class BatchMemory:
         index = self._entry(number)
         block = self._bytes(index)
         weakref.finalize(block, self._free.append, index).atexit = False
-        self._provide(number + self._ahead + 1)
+        self._provide(number + self._prefetch + 1)
         return {name: array if name == "image" else array.copy() for name, array in self._arrays(block).items()}
 
     def close(self) -> None:

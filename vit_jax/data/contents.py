@@ -13,7 +13,7 @@ from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources import Source
 
 STRETCHES, LENGTH = 8, 32  # stretches of as many consecutive examples, so that few shards are opened
-READERS = 16
+SAMPLE_THREADS = 16
 
 
 def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
@@ -28,7 +28,7 @@ def sample_contents(source: Source, stretches: int = STRETCHES) -> str:
     """
     if source.file_stamp is None:
         return ""
-    with source.opened() as readable, ThreadPoolExecutor(READERS) as pool:
+    with source.opened() as readable, ThreadPoolExecutor(SAMPLE_THREADS) as pool:
         digests = pool.map(lambda index: digest_example(readable, index), sample_indices(len(source), stretches))
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 

@@ -2,9 +2,9 @@
 
 import math
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError, format_rounded_up
 from vit_jax.data.eval_order import choose_eval_order
-from vit_jax.data.shard_fetcher import AHEAD
+from vit_jax.data.shard_fetcher import PREFETCH_BATCHES
 from vit_jax.data.shards import STREAMED_BYTES
 from vit_jax.data.sources import Shards, Source
 from vit_jax.storage import cache, filesystem
@@ -56,8 +56,8 @@ def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: in
 
 def shards_held(examples: float, batch: float, readers: int, window: int, hosts: int) -> int:
     """Estimates how many shards, of `examples` each, a host holds at a time; see `disk_need`."""
-    ahead = 1 + math.ceil((AHEAD + 1) * batch / readers / examples)
-    return math.ceil(readers / hosts) * (window + ahead)
+    prefetched = 1 + math.ceil((PREFETCH_BATCHES + 1) * batch / readers / examples)
+    return math.ceil(readers / hosts) * (window + prefetched)
 
 
 def planned_disk(examples: int, batch: int, readers: int, window: int, hosts: int) -> dict[int, int]:
@@ -88,8 +88,8 @@ def check_eval_disk(source: Source, batch: int, hosts: int) -> int:
     if need > room:
         raise UserError(
             f"evaluating {source.name} needs {need / 1e9:.3g} GB of shards on a host at a time, more than the "
-            f"{room / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB={round_up(need / 1e9, 3)} or more, and "
-            "VIT_JAX_CACHE to a folder with room."
+            f"{room / 1e9:.3g} GB that the cache may hold; set VIT_JAX_CACHE_GB={format_rounded_up(need / 1e9, 3)} or "
+            "more, and VIT_JAX_CACHE to a folder with room."
         )
     return need
 

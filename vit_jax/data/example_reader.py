@@ -62,8 +62,10 @@ class ExampleReader:
         fault = ""
         for skipped in range(min(MAX_SKIPPED, len(self.source))):
             try:
-                place = self.order.neighbour(index, skipped) if self.order else (index + skipped) % len(self.source)
-                example = self.source[place]
+                source_index = (
+                    self.order.neighbour(index, skipped) if self.order else (index + skipped) % len(self.source)
+                )
+                example = self.source[source_index]
                 image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
                 return _row(image, label, 1, index if skipped else -1, fault)
             except DecodeError as error:

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError, format_rounded_up
 from vit_jax.data.batch_memory import BatchMemory
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
@@ -30,7 +30,7 @@ from vit_jax.data.repeated_order import RepeatedOrder
 from vit_jax.data.row_groups import RowGroups, Rows, count_groups, use_one_opencv_thread
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture
-from vit_jax.data.workers import explain_death, start_without_signals
+from vit_jax.data.workers import start_without_signals, worker_exit_errors
 from vit_jax.machine import count_cores
 
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
@@ -110,7 +110,7 @@ class Receiver:
             for number in itertools.count(self._start):
                 if self._stopped:
                     break
-                with explain_death(self._workers):
+                with worker_exit_errors(self._workers):
                     for _ in self._row_groups.groups:
                         next(self._iterator)
                 self.received.put(self._row_groups.memory.take(number))
@@ -164,7 +164,9 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         groups = count_groups(len(rows))
         threads = min(count_cores(), MAX_THREADS)
         ahead = max(2 * groups, 2 * workers or threads)  # groups
-        memory = BatchMemory(reader.blank, len(rows), start=start, ahead=math.ceil(ahead / groups), shared=workers > 0)
+        memory = BatchMemory(
+            reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
+        )
         row_groups = RowGroups(examples, batch, rows, memory, fetcher.advance if fetcher else None)
         dataset = grain.MapDataset.source(row_groups)[start * groups :]
         if workers:
@@ -208,7 +210,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             raise UserError(
                 f"{fault}; {met} of {count:,} images are unreadable so far, more than the "
                 f"{allowed} that --config.data.max_bad={self.max_bad:g} allows; repair them, "
-                f"or set --config.data.max_bad={round_up(met / count, 2)}"
+                f"or set --config.data.max_bad={format_rounded_up(met / count, 2)}"
             )
         logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
 

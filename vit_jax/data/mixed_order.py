@@ -29,10 +29,10 @@ class ProportionalDraws:
 
     def counts(self, draws: int) -> list[int]:
         """Returns how many of the first `draws` draws give each part."""
-        counts, left, rest = [], draws, sum(self.weights)
+        counts, remaining, rest = [], draws, sum(self.weights)
         for weight in self.weights:
-            counts.append((2 * left * weight + rest) // (2 * rest))
-            left, rest = left - counts[-1], rest - weight
+            counts.append((2 * remaining * weight + rest) // (2 * rest))
+            remaining, rest = remaining - counts[-1], rest - weight
         return counts
 
     def draw(self, number: int) -> tuple[int, int]:

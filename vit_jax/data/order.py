@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError, format_rounded_up
 from vit_jax.data.disk_need import describe_need, fewer_hosts, stream_need
 from vit_jax.data.mixed_order import MixedStreamOrder, TrainStream
 from vit_jax.data.sources import Shards, Source, is_in_shards
@@ -41,7 +41,7 @@ def stream_order(config: ConfigDict, source: Source) -> TrainStream:
     return MixedStreamOrder(source.mixture, *settings) if source.mixture else StreamOrder(*settings)
 
 
-def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) -> Order:
+def choose_order(config: ConfigDict, source: Source, eval_disk_bytes: int, hosts: int) -> Order:
     """Returns the order of training: that of the config or, if `data.order` is auto, one for which the cache has room.
 
     With auto, the images are streamed only if the cache cannot hold all remote shards. If `data.readers` is unset, a
@@ -50,7 +50,7 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
     Args:
         config: the config of the run.
         source: the training images.
-        beside: bytes of the cache that an evaluation needs at a time.
+        eval_disk_bytes: bytes of the cache that an evaluation needs at a time.
         hosts: number of hosts that read.
 
     Raises:
@@ -58,11 +58,11 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
             no room.
     """
     shards, order = source.shards, config.data.order
-    large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - beside
+    large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - eval_disk_bytes
     if order == "auto":
         order = "stream" if large else "global"
     if order == "global":
-        source.check_cache_room(beside)
+        source.check_cache_room(eval_disk_bytes)
         in_bucket = config.data.source.startswith("folder:") and filesystem.is_remote(config.data.source)
         return Order({"order": order}, note=ONE_BY_ONE if shards is None and in_bucket else "")
     if config.data.repeats > 1:
@@ -75,18 +75,20 @@ def choose_order(config: ConfigDict, source: Source, beside: int, hosts: int) ->
             "data.order=stream reads shards, but the training images are not all in shards; pack them with python -m "
             "vit_jax.pack, or set --config.data.order=global."
         )
-    need = (shards.remote_bytes + beside) / 1e9
+    need = (shards.remote_bytes + eval_disk_bytes) / 1e9
     reason = f"; all shards need {need:.3g} GB, the cache may hold {cache.max_bytes() / 1e9:.3g}" if large else ""
-    return _choose_readers(config, source, shards, beside, hosts, reason)
+    return _choose_readers(config, source, shards, eval_disk_bytes, hosts, reason)
 
 
-def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: int, hosts: int, reason: str) -> Order:
+def _choose_readers(
+    config: ConfigDict, source: Source, shards: Shards, eval_disk_bytes: int, hosts: int, reason: str
+) -> Order:
     room, readers, window = cache.max_bytes(), config.data.readers, config.data.window
     fewest = min(source.mixture.lengths) if source.mixture else len(source)
     possible = possible_readers(config.batch, fewest, hosts)
     if readers and config.batch % readers == 0 and readers <= fewest:
         possible.append(readers)
-    needs = {number: stream_need(source, config.batch, number, window, hosts) + beside for number in possible}
+    needs = {number: stream_need(source, config.batch, number, window, hosts) + eval_disk_bytes for number in possible}
     if readers is None:
         readers = max((number for number, need in needs.items() if need <= room), default=min(needs))
     if readers not in needs:
@@ -95,13 +97,15 @@ def _choose_readers(config: ConfigDict, source: Source, shards: Shards, beside: 
             f"unset it, or set --config.data.readers={max(needs)}."
         )
     if needs[readers] > room:
-        needed, least = (round_up(need / 1e9, 3) for need in (needs[readers], min(needs.values())))
+        needed, least = (format_rounded_up(need / 1e9, 3) for need in (needs[readers], min(needs.values())))
         raise UserError(
             f"data.readers={readers} with data.window={window} needs about {needed} GB of cache on each host, but the "
             f"cache may hold {room / 1e9:.3g} GB; set VIT_JAX_CACHE_GB={needed} or more, or lower data.readers "
             f"(data.readers=1 needs {least} GB) or data.window."
         )
-    fewer = {one: stream_need(source, config.batch, readers, window, one) + beside for one in fewer_hosts(hosts)}
+    fewer = {
+        one: stream_need(source, config.batch, readers, window, one) + eval_disk_bytes for one in fewer_hosts(hosts)
+    }
     disk = f", {describe_need(fewer)}" if needs[readers] else ""
     note = f"Order: streamed, readers={readers} with window={window} shards each{disk}{reason}."
     if not shards.shuffled:

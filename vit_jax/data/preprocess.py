@@ -234,7 +234,7 @@ MAX_SIDE = 10_000  # pixels
 
 WHOLE = ("num_layers", "pixels")  # arguments
 # Largest values of arguments that must not be negative.
-LARGEST = {
+MAX_ARGUMENT_VALUES = {
     **dict.fromkeys(("num_layers", "magnitude", "brightness", "contrast", "saturation"), np.inf),
     "probability": 1,
     "hue": 0.5,
@@ -263,8 +263,10 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
                 return f"antialias must be True or False, not {value!r}"
         elif type(value) not in ((int,) if name in WHOLE else (int, float)):
             return f"{name} must be a {'whole ' if name in WHOLE else ''}number, not {value!r}"
-        elif name in LARGEST and not 0 <= value <= LARGEST[name]:
-            return f"{name} must be at least 0" + (f" and at most {LARGEST[name]}" if LARGEST[name] < np.inf else "")
+        elif name in MAX_ARGUMENT_VALUES and not 0 <= value <= MAX_ARGUMENT_VALUES[name]:
+            return f"{name} must be at least 0" + (
+                f" and at most {MAX_ARGUMENT_VALUES[name]}" if MAX_ARGUMENT_VALUES[name] < np.inf else ""
+            )
     if "area_min" in arguments and not 0 < arguments["area_min"] <= arguments["area_max"]:
         return "0 < area_min <= area_max <= 100 must hold"
     if arguments.get("method") == "bicubic" and arguments.get("antialias") is False:

@@ -13,8 +13,8 @@ from vit_jax.data.batch_memory import BatchMemory
 from vit_jax.data.workers import set_up_worker
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
-GROUP = 8  # rows
-ENDLESS = 2**40  # batches
+ROWS_PER_GROUP = 8  # rows
+MAX_BATCHES = 2**40  # batches
 
 
 class RowGroups:
@@ -31,7 +31,7 @@ class RowGroups:
         memory: BatchMemory,
         on_batch: Callable[[int], None] | None = None,
     ):
-        """Divides the rows of a process into groups of at most GROUP rows.
+        """Divides the rows of a process into groups of at most ROWS_PER_GROUP rows.
 
         Args:
             examples: position in the run -> the row there.
@@ -43,7 +43,7 @@ class RowGroups:
         self.examples, self.batch, self.rows = examples, batch, rows
         self.memory, self.on_batch = memory, on_batch
         self.groups = np.array_split(np.arange(len(rows)), count_groups(len(rows)))  # places among the rows
-        self.batches = min(len(examples) // batch, ENDLESS)
+        self.batches = min(len(examples) // batch, MAX_BATCHES)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Sets up the worker process that receives this object."""
@@ -58,19 +58,19 @@ class RowGroups:
     def __getitem__(self, index: int) -> int:
         """Reads group `index` into the memory of its batch, and returns `index`."""
         number, group = divmod(index, len(self.groups))
-        arrays = self.memory.place(number)
+        arrays = self.memory.get_arrays(number)
         if self.on_batch:
             self.on_batch(number)
-        for place in self.groups[group].tolist():
-            row = self.examples[number * self.batch + int(self.rows[place])]
+        for position in self.groups[group].tolist():
+            row = self.examples[number * self.batch + int(self.rows[position])]
             for name, value in row.items():
-                arrays[name][place] = value
+                arrays[name][position] = value
         return index
 
 
 def count_groups(rows: int) -> int:
     """Returns the number of groups into which `rows` rows of a batch are divided."""
-    return math.ceil(rows / GROUP)
+    return math.ceil(rows / ROWS_PER_GROUP)
 
 
 def use_one_opencv_thread() -> None:

@@ -241,8 +241,8 @@ def eval_keys(config: ConfigDict, name: str) -> list[tuple[str, str]]:
     The evaluated split comes first. The split that the evaluation learns from, if there is one, comes second.
     """
     eval_config = config.evals[name]
-    learns = "train_split" in eval_fields(eval_config.kind)
-    splits = [eval_config.split, *([eval_config.train_split] if learns else [])]
+    has_train_split = "train_split" in eval_fields(eval_config.kind)
+    splits = [eval_config.split, *([eval_config.train_split] if has_train_split else [])]
     return [(eval_config.source or "", split) for split in splits]
 
 

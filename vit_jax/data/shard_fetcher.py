@@ -15,7 +15,7 @@ from vit_jax.data.shard_order import ShardOrder
 from vit_jax.data.shards import close_streamed, streamed_reader
 from vit_jax.data.sources import Shards
 
-AHEAD = 4  # batches that the loader reads ahead
+PREFETCH_BATCHES = 4  # batches that the loader reads ahead
 CONCURRENT = 4  # shards that are copied at once
 OrderT = TypeVar("OrderT", bound=ShardOrder)
 
@@ -49,7 +49,7 @@ class ShardFetcher(Generic[OrderT]):
         self._changed = threading.Condition()
 
     def numbers(self, batch: int) -> list[int]:
-        """Returns the numbers of the shards that are needed from `batch - 1` to `batch + AHEAD`, and the next ones.
+        """Returns the numbers of the shards needed from `batch - 1` to `batch + PREFETCH_BATCHES`, and the next ones.
 
         The next ones are, of each reader (in a mixture, of each of its parts), the shard that is needed after these.
         The shard that is needed first comes first.
@@ -57,7 +57,7 @@ class ShardFetcher(Generic[OrderT]):
         needed: dict[int, int] = {}
         before = max(batch - 1, 0)
         for reader in self.readers:
-            for shard, first in self.order.needed(reader, before, batch + AHEAD).items():
+            for shard, first in self.order.needed(reader, before, batch + PREFETCH_BATCHES).items():
                 needed[shard] = min(first, needed.get(shard, first))
         return sorted(needed, key=lambda shard: needed[shard])
 
@@ -100,4 +100,4 @@ class ShardFetcher(Generic[OrderT]):
     def _open(self, number: int, batch: int) -> None:
         with contextlib.suppress(UserError):  # the reader of the shard tries again and reports it
             if not self._closed and self._batch == batch:  # else others may be more urgent, and this one not needed
-                streamed_reader(self._runs[number], waits=False)
+                streamed_reader(self._runs[number], may_wait=False)

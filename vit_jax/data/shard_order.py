@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-ENDLESS = 2**52  # positions, and epochs
+MAX_POSITIONS = 2**52  # positions, and epochs
 
 
 class Endless:
@@ -14,7 +14,7 @@ class Endless:
 
     def __len__(self) -> int:
         """Returns a number larger than any run has positions."""
-        return ENDLESS
+        return MAX_POSITIONS
 
 
 class ShardUses(NamedTuple):

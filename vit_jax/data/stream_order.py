@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from vit_jax.data.shard_order import ENDLESS, Endless, EpochOrder, ShardUses
+from vit_jax.data.shard_order import MAX_POSITIONS, Endless, EpochOrder, ShardUses
 
 Slots: TypeAlias = Int64[np.ndarray, " slots"]
 
@@ -39,7 +39,7 @@ class _Pass(NamedTuple):
 class StreamOrder(Endless, EpochOrder):
     """Position in the run, n * batch + row -> index of the example. Can be pickled; threads may share it."""
 
-    epochs = ENDLESS
+    epochs = MAX_POSITIONS
 
     def __init__(self, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int):
         """Takes what decides the order.

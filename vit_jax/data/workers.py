@@ -69,7 +69,7 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def explain_death(workers: int) -> Iterator[None]:
+def worker_exit_errors(workers: int) -> Iterator[None]:
     """Explains that a signal has ended one of the `workers` worker processes.
 
     Raises:

@@ -9,7 +9,7 @@ from vit_jax.data.sources import Source
 from vit_jax.evals import scores
 from vit_jax.evals.predictions import Predictions
 
-MOST = 24  # images that are kept
+MAX_MISTAKES = 24  # images that are kept
 SIDE = 128  # pixels: the largest side of a kept image
 
 
@@ -39,7 +39,7 @@ def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: P
     known = labels >= 0
     pairs, numbers = np.unique(np.stack([labels, predictions], axis=1)[known], axis=0, return_counts=True)
     wrong = np.flatnonzero(known & (predictions != labels))
-    wrong = wrong[np.argsort(-confidences[wrong], kind="stable")][:MOST]
+    wrong = wrong[np.argsort(-confidences[wrong], kind="stable")][:MAX_MISTAKES]
     shape = (len(wrong), *small_size(*preprocess.shape[:2]), 3)
     pixels = [read_small(source, preprocess, index) for index in wrong.tolist()]
     return {

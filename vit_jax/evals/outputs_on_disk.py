@@ -3,13 +3,12 @@
 import functools
 import hashlib
 import logging
-import zipfile
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from vit_jax import UserError, user_errors
+from vit_jax import NPZ_ERRORS, UserError, user_errors
 from vit_jax.evals.outputs import Arrays
 from vit_jax.models import Model
 from vit_jax.storage import cache, versions
@@ -17,7 +16,6 @@ from vit_jax.tree import ArrayTree
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = (*versions.COMPILERS, *versions.IMAGE_LIBRARIES, "flax")  # other versions may give other outputs
-DAMAGE = OSError, ValueError, EOFError, zipfile.BadZipFile
 
 
 class OutputFiles:
@@ -37,7 +35,7 @@ class OutputFiles:
         if key not in self._known and self._is_usable:
             try:
                 folder = cache.cached_folder(self._name(key), "the outputs", 0, _fail)
-                errors = user_errors(f"cannot read {folder}", *DAMAGE, advice="remove the folder")
+                errors = user_errors(f"cannot read {folder}", *NPZ_ERRORS, advice="remove the folder")
                 with errors, np.load(folder / "outputs.npz") as arrays:
                     self._known[key] = arrays["outputs"], arrays["labels"]
             except KeyError:

@@ -23,7 +23,9 @@ TOLERANCE = 1e-6  # L-BFGS stops when no element of the mean loss's gradient is 
 MAX_STEPS = 1000  # the most steps of L-BFGS
 MOMENTUM = 0.9
 BLOCK = 2**26  # logits that are computed at a time: 256 MiB
-PARTS = 30  # arrays as large as a classifier that a fit holds; L-BFGS keeps ten steps and ten changes of the gradient
+ARRAYS_PER_FIT = (
+    30  # arrays as large as a classifier that a fit holds; L-BFGS keeps ten steps and ten changes of the gradient
+)
 
 Heads = tuple[Float32[np.ndarray, "settings width classes"], Float32[np.ndarray, "settings classes"]]
 # (features, labels from 0, rows to fit, settings) -> heads, one for each setting.
@@ -105,7 +107,7 @@ def probe_memory(count: int, width: int, classes: int, settings: int) -> tuple[i
         settings: the number of settings to choose from.
     """
     classifier = (width + 1) * classes
-    fit = (settings + PARTS) * classifier + 3 * min(BLOCK, count * classes)
+    fit = (settings + ARRAYS_PER_FIT) * classifier + 3 * min(BLOCK, count * classes)
     return 8 * count * width, 4 * (count * width + fit)
 
 

@@ -72,13 +72,13 @@ def choose_split(config: ConfigDict, split: str) -> None:
     config.evals[first].split = split
 
 
-def request_evaluations(words: Sequence[str], own: Mapping[str, ConfigDict], preprocess: str | None) -> ConfigDict:
+def request_evaluations(arguments: Sequence[str], own: Mapping[str, ConfigDict], preprocess: str | None) -> ConfigDict:
     """Returns name -> configuration of the requested evaluations.
 
     Args:
-        words: requests of the form [NAME=]WHAT[:FIELD=VALUE,...]. WHAT is the name of an evaluation of the run, a kind
-            of evaluation, or a recipe FILE.py, which stands for all its evaluations. If a field that takes one value is
-            given several, there is one evaluation for each of them.
+        arguments: requests of the form [NAME=]WHAT[:FIELD=VALUE,...]. WHAT is the name of an evaluation of the run, a
+            kind of evaluation, or a recipe FILE.py, which stands for all its evaluations. If a field that takes one
+            value is given several, there is one evaluation for each of them.
         own: name -> configuration of the evaluations of the run.
         preprocess: the preprocessing of evaluations that are requested by kind and state none; None: the default.
 
@@ -87,10 +87,10 @@ def request_evaluations(words: Sequence[str], own: Mapping[str, ConfigDict], pre
             the same name.
     """
     evaluations = ConfigDict()
-    for word in words:
-        for name, requested in _request(word, own, preprocess):
+    for argument in arguments:
+        for name, requested in _request(argument, own, preprocess):
             if name in evaluations:
-                raise UserError(f"two evaluations are called {name}; give one another name: --evals=NAME={word}.")
+                raise UserError(f"two evaluations are called {name}; give one another name: --evals=NAME={argument}.")
             evaluations[name] = requested
     return evaluations
 

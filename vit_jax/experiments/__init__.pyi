@@ -13,8 +13,8 @@ from .paper_tables import numbers_of_run as numbers_of_run
 from .paper_tables import our_mean as our_mean
 from .paper_tables import our_mean_of_five as our_mean_of_five
 from .paper_tables import weights_of as weights_of
-from .protocols import RATES as RATES
-from .protocols import list_rates as list_rates
+from .protocols import LEARNING_RATES as LEARNING_RATES
+from .protocols import list_learning_rates as list_learning_rates
 from .results_page import format_page as format_page
 from .run_record import RunRecord as RunRecord
 from .run_record import make_record as make_record

@@ -26,7 +26,7 @@ PRETRAINING = {
     "imagenet2012": "ImageNet",
     "noisy_student": "Noisy Student",
 }
-OTHERS = ("BiT-L", "EfficientNet-L2")  # models that the paper only compares with; they have no column of ours
+COMPARED_MODELS = ("BiT-L", "EfficientNet-L2")  # models that the paper only compares with; they have no column of ours
 
 
 class TableLayout(NamedTuple):
@@ -83,7 +83,7 @@ def format_paper_table(table: str, records: Sequence[RunRecord]) -> str:
         records: our recorded runs.
     """
     layout, numbers = LAYOUTS[table], [number for number in read_paper_numbers() if number.table == table]
-    columns = {layout.column(number): number.model in OTHERS for number in numbers}
+    columns = {layout.column(number): number.model in COMPARED_MODELS for number in numbers}
     head = [*layout.corner, *(word for name, others in columns.items() for word in _beside(others, name, "ours"))]
     lines = [head]
     for row in dict.fromkeys(layout.row(number) for number in numbers):
@@ -103,8 +103,8 @@ def format_paper_table(table: str, records: Sequence[RunRecord]) -> str:
     return markdown_table(lines)
 
 
-def _beside(others: bool, paper: str, ours: str) -> list[str]:
-    return [paper] if others else [paper, ours]
+def _beside(is_compared_model: bool, paper: str, ours: str) -> list[str]:
+    return [paper] if is_compared_model else [paper, ours]
 
 
 def _table6_ends(records: Sequence[RunRecord]) -> list[list[str]]:
@@ -142,37 +142,37 @@ def our_mean_of_five(run: PaperRun, records: Sequence[RunRecord]) -> float | Non
     return statistics.mean(known) if len(known) == len(FIVE) else None
 
 
-def our_mean(number: PaperNumber, records: Sequence[RunRecord]) -> float | None:
+def our_mean(paper_number: PaperNumber, records: Sequence[RunRecord]) -> float | None:
     """Returns the mean accuracy of our runs that reproduce a number of the paper, in percent; None without runs."""
-    values = our_accuracies(number, records)
+    values = our_accuracies(paper_number, records)
     return statistics.mean(values) if values else None
 
 
-def format_ours(number: PaperNumber, records: Sequence[RunRecord]) -> str:
+def format_ours(paper_number: PaperNumber, records: Sequence[RunRecord]) -> str:
     """Returns the mean accuracy of our runs that reproduce a number, such as "88.12 ± 0.05 (3 runs)".
 
     The standard deviation is left out for a single run. The text is empty without runs.
     """
-    values = our_accuracies(number, records)
+    values = our_accuracies(paper_number, records)
     if not values:
         return ""
     std = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{std} ({len(values)} run{'s' if len(values) > 1 else ''})"
 
 
-def our_accuracies(number: PaperNumber, records: Sequence[RunRecord]) -> list[float]:
+def our_accuracies(paper_number: PaperNumber, records: Sequence[RunRecord]) -> list[float]:
     """Returns the accuracies, in percent, of our runs that reproduce a number of the paper.
 
     `protocols.is_of_paper` decides which runs these are. For the data set `vtab` the list has one value, the mean over
     the 19 tasks; it is empty if a task has no run.
     """
-    metric = "real/accuracy" if number.dataset.endswith("_real") else "test/accuracy"
+    metric = "real/accuracy" if paper_number.dataset.endswith("_real") else "test/accuracy"
     accuracies: dict[str, list[float]] = {}
     for record in records:
         value = record.metrics.get(metric)
-        if value is not None and is_of_paper(record, number):
+        if value is not None and is_of_paper(record, paper_number):
             accuracies.setdefault(record.config["data"]["source"], []).append(100 * value)
-    if number.dataset != "vtab":
+    if paper_number.dataset != "vtab":
         return [value for values in accuracies.values() for value in values]
     tasks = [task for task in VTAB_TASKS.values() if task.group]
     return [statistics.mean(map(statistics.mean, accuracies.values()))] if len(accuracies) == len(tasks) else []

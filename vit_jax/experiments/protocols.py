@@ -15,33 +15,33 @@ from vit_jax.experiments.run_record import RunRecord
 from vit_jax.paper import PaperNumber
 
 # Data set -> the learning rates of Table 4, from which the paper chooses.
-RATES: Mapping[str, tuple[float, ...]] = {
+LEARNING_RATES: Mapping[str, tuple[float, ...]] = {
     "imagenet2012": (0.003, 0.01, 0.03),
     **dict.fromkeys(("cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102"), (0.001, 0.003, 0.01, 0.03)),
 }
-HYBRID_RATES = (*RATES["imagenet2012"], 0.06)  # of hybrids and ResNets on ImageNet
-VTAB_RATES = (0.01,)
+HYBRID_LEARNING_RATES = (*LEARNING_RATES["imagenet2012"], 0.06)  # of hybrids and ResNets on ImageNet
+VTAB_LEARNING_RATES = (0.01,)
 # Fields that do not decide what is computed, or that may differ between runs of the same protocol.
-FREE = re.compile(
+IRRELEVANT_FIELDS = re.compile(
     r"seed|base_lr|init_from|batch_eval|accum_steps|log_every|eval_every|checkpoint.*|stall_limit|profile_steps|wandb|"
     r"report|compiler_options|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
     rf"optim\.max_nonfinite_skips|model\.({'|'.join(EXECUTION)})|evals\.(?!test\.).*|evals\.test\.every"
 )
 
 
-def list_rates(dataset: str, model: str) -> tuple[float, ...]:
+def list_learning_rates(dataset: str, model: str) -> tuple[float, ...]:
     """Returns the learning rates among which the paper chooses on a data set, or on a task of VTAB.
 
     Args:
-        dataset: a key of `RATES`. Any other name is a task of VTAB.
+        dataset: a key of `LEARNING_RATES`. Any other name is a task of VTAB.
         model: the name of the model.
     """
     if dataset == "imagenet2012" and not model.startswith("ViT"):
-        return HYBRID_RATES
-    return RATES.get(dataset, VTAB_RATES)
+        return HYBRID_LEARNING_RATES
+    return LEARNING_RATES.get(dataset, VTAB_LEARNING_RATES)
 
 
-def is_of_paper(record: RunRecord, number: PaperNumber) -> bool:
+def is_of_paper(record: RunRecord, paper_number: PaperNumber) -> bool:
     """Returns whether a run reproduces a number of the paper.
 
     It does if it started from the weights of the paper and every field that decides what is computed is as in our
@@ -49,10 +49,10 @@ def is_of_paper(record: RunRecord, number: PaperNumber) -> bool:
     of ImageNet's validation images with ReaL's labels.
     """
     model, source = record.config["model"]["name"], record.config["data"]["source"]
-    if model != number.model or not number.is_of(record.config["init_from"] or ""):
+    if model != paper_number.model or not paper_number.is_of(record.config["init_from"] or ""):
         return False
-    dataset, task = number.dataset.removesuffix("_real"), source.removeprefix("vtab:")
-    polyak = ",polyak=yes" if (number.table, dataset) == ("2", "imagenet2012") else ""
+    dataset, task = paper_number.dataset.removesuffix("_real"), source.removeprefix("vtab:")
+    polyak = ",polyak=yes" if (paper_number.table, dataset) == ("2", "imagenet2012") else ""
     if not dataset.startswith("vtab"):
         recipe = f"configs/finetune.py:model={model},dataset={dataset}{polyak}"
     elif (
@@ -66,8 +66,8 @@ def is_of_paper(record: RunRecord, number: PaperNumber) -> bool:
         config = resolve_config(parse_config(json.dumps(record.config).encode(), record.name))
     except UserError:
         return False
-    known = record.steps == wanted["total_steps"] and config.base_lr in list_rates(dataset, model)
-    real = not number.dataset.endswith("_real") or _is_real(record, config)
+    known = record.steps == wanted["total_steps"] and config.base_lr in list_learning_rates(dataset, model)
+    real = not paper_number.dataset.endswith("_real") or _is_real(record, config)
     return known and real and _without_free(config) == wanted
 
 
@@ -88,4 +88,4 @@ def _deciding_fields(recipe: str) -> dict[str, Any]:
 
 
 def _without_free(config: ConfigDict) -> dict[str, Any]:
-    return {name: value for name, value in flatten_config(config).items() if not FREE.fullmatch(name)}
+    return {name: value for name, value in flatten_config(config).items() if not IRRELEVANT_FIELDS.fullmatch(name)}

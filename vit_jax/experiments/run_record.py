@@ -57,19 +57,19 @@ class RunRecord:
         """The short name of the training data, as it occurs in names of evaluations; see `source_label`."""
         return source_label(self.config["data"]["source"])
 
-    def as_run(self, place: str) -> RunFolder:
+    def as_run(self, location: str) -> RunFolder:
         """Returns the run as if it were read from its folder.
 
         It has the metrics of the evaluations at all steps, and of all other metrics only the last values.
 
         Args:
-            place: the location of the record, for messages.
+            location: the location of the record, for messages.
         """
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
         earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
         rows = [*earlier, (self.steps, metrics)]
-        config = parse_config(json.dumps(self.config).encode(), place)  # an earlier version may have written it
-        return RunFolder(self.name, place, config, rows, self.processes, None, {})
+        config = parse_config(json.dumps(self.config).encode(), location)  # an earlier version may have written it
+        return RunFolder(self.name, location, config, rows, self.processes, None, {})
 
     def stopped_by(self, metric: str) -> dict[str, float | None]:
         """Returns the metrics at the step where `metric` was largest (early stopping).

@@ -46,7 +46,7 @@ class Point:
             its last part, as in a folder of several studies. If that is empty, it is the family of the model.
         name: the name of the folder of the first run, without its seed if there are several runs.
         model: the name of the model.
-        place: the position on the horizontal axis: exaFLOPs, or the value of a field.
+        x_value: the position on the horizontal axis: exaFLOPs, or the value of a field.
         metric: the name of the metric on the vertical axis.
         mean: the mean of the metric over the runs.
         std: the standard deviation of the sample, with n - 1 in the denominator; None: there is a single run.
@@ -56,7 +56,7 @@ class Point:
     line: str
     name: str
     model: str
-    place: float
+    x_value: float
     metric: str
     mean: float
     std: float | None
@@ -67,7 +67,7 @@ def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], 
     """Returns the points of the runs or records in some folders, and why other runs have no point.
 
     Returns:
-        The points, sorted by line and place, and a sentence for each run that cannot be plotted.
+        The points, sorted by line and position, and a sentence for each run that cannot be plotted.
 
     Raises:
         UserError: a folder has no run, a field or a metric is unknown, or no run can be plotted.
@@ -76,14 +76,14 @@ def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], 
     notes = []
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
-        for place, read in find_readers(folder, request).items():
+        for location, read in find_readers(folder, request).items():
             try:
                 run = read()
                 value = measured(run, request)
             except UserError as error:
                 notes.append(str(error))
                 continue
-            line = place[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
+            line = location[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
             # Seeds are removed from the path of the weights too, which may name the seed of their run.
             alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))
             groups.setdefault(alike, []).append((run, value))
@@ -95,7 +95,7 @@ def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], 
             notes.append(str(error))
     if not points:
         raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
-    return sorted(points, key=lambda point: (point.line, point.place)), notes
+    return sorted(points, key=lambda point: (point.line, point.x_value)), notes
 
 
 def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
@@ -126,7 +126,7 @@ def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
 
 
 def find_readers(folder: str, request: ScalingPlot) -> dict[str, Callable[[], RunFolder]]:
-    """Returns place -> a function that reads the run there, for the runs in a folder or for the records in it.
+    """Returns location -> a function that reads the run there, for the runs in a folder or for the records in it.
 
     Args:
         folder: a folder of runs, local or remote, or a local folder of records such as results/.
@@ -136,7 +136,7 @@ def find_readers(folder: str, request: ScalingPlot) -> dict[str, Callable[[], Ru
         UserError: the folder has neither runs nor records, or `request.stop` is set and a record has no curve.
     """
     try:
-        return {place: functools.partial(read_run, place, name) for place, name in find_runs(folder).items()}
+        return {location: functools.partial(read_run, location, name) for location, name in find_runs(folder).items()}
     except UserError:
         records = {}
         with contextlib.suppress(UserError):  # the folder has other JSON files
@@ -145,8 +145,10 @@ def find_readers(folder: str, request: ScalingPlot) -> dict[str, Callable[[], Ru
             raise
         if request.stop and not all(record.curve for record in records.values()):
             raise UserError(f"the records in {folder} contain only the last step; leave out --stop.") from None
-        places = {str(path.with_suffix("")): record for path, record in records.items()}
-        return {place: functools.partial(record.as_run, place) for place, record in places.items()}
+        records_by_location = {str(path.with_suffix("")): record for path, record in records.items()}
+        return {
+            location: functools.partial(record.as_run, location) for location, record in records_by_location.items()
+        }
 
 
 def make_point(line: str, runs: list[tuple[RunFolder, float]], request: ScalingPlot) -> Point:
@@ -163,7 +165,7 @@ def make_point(line: str, runs: list[tuple[RunFolder, float]], request: ScalingP
         line=line,
         name=re.sub(r",seed=\d+", "", name) if len(values) > 1 else name,
         model=config.model.name,
-        place=find_place(first, request.against),
+        x_value=find_x_value(first, request.against),
         metric=request.metric or config.checkpoint.best_metric,
         mean=statistics.mean(values),
         std=statistics.stdev(values) if len(values) > 1 else None,
@@ -187,7 +189,7 @@ def measured(run: RunFolder, request: ScalingPlot) -> float:
     return max(rows, key=lambda row: row[stop])[metric]
 
 
-def find_place(run: RunFolder, against: str) -> float:
+def find_x_value(run: RunFolder, against: str) -> float:
     """Returns the position of a run on the horizontal axis.
 
     The compute of a run that started from the weights of another run is that of pre-training: the exaFLOPs of that run
@@ -251,7 +253,7 @@ def format_points(points: list[Point], against: str) -> str:
             point.line,
             point.name,
             point.model,
-            f"{point.place:.4g}",
+            f"{point.x_value:.4g}",
             f"{point.mean:.4f}",
             "-" if point.std is None else f"{point.std:.4f}",
             f"{point.runs:,}",

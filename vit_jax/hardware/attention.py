@@ -37,7 +37,7 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
                 bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)
             ),
             "no kernel suits these devices": kind == PLAIN or model.vit.attention.is_sparse,
-            "no time was left": bench.left <= 0,
+            "no time was left": bench.agree_seconds_left() <= 0,
         }
         if any(obstacles.values()):
             yield Measurement(f"{name}: {kind}", "ms", None, note=next(filter(obstacles.get, obstacles)))

@@ -77,9 +77,8 @@ class Bench:
         """Returns host 0's value; all hosts call this."""
         return self.coordinator.all_gather("what is measured next", value)[0]
 
-    @property
-    def left(self) -> float:
-        """Returns the seconds that are left for the section, as host 0 counts them."""
+    def agree_seconds_left(self) -> float:
+        """Returns the seconds that are left for the section, as host 0 counts them; all hosts call this."""
         return self.agree(self.deadline - time.monotonic())
 
     def time(self, call: Call) -> Timing:
@@ -99,7 +98,7 @@ class Bench:
         turn = sum(count * seconds for count, seconds in zip(counts, once, strict=True))
         turns = [
             [seconds_of(call, count) / count for call, count in zip(calls, counts, strict=True)]
-            for _ in range(ROUNDS if ROUNDS * turn < self.left else 3)
+            for _ in range(ROUNDS if ROUNDS * turn < self.agree_seconds_left() else 3)
         ]
         return [summarize(list(seconds)) for seconds in zip(*turns, strict=True)]
 

@@ -69,7 +69,7 @@ def measure_collectives(bench: Bench) -> Iterator[Measurement]:
         for axis, devices in axes:
             for kind in KINDS:
                 name = f"{kind} of {size // 2**10:,} KiB over {devices} devices of mesh.{axis}"
-                if bench.left <= 0:
+                if bench.agree_seconds_left() <= 0:
                     yield Measurement(name, "GB/s", None, note="no time was left")
                     continue
                 timing = bench.time(collective(bench.mesh, axis, kind, size)).of(REPEATS)
@@ -88,8 +88,8 @@ def collective(mesh: Mesh, axis: str, kind: str, size: int) -> Callable[[], jax.
     """
     devices, everywhere = mesh.shape[axis], P(mesh.axis_names)
     elements = size // 4 // devices * devices
-    place = NamedSharding(mesh, everywhere)
-    x = jax.jit(lambda: jnp.zeros((mesh.size * elements,), jnp.float32), out_shardings=place)()
+    sharding = NamedSharding(mesh, everywhere)
+    x = jax.jit(lambda: jnp.zeros((mesh.size * elements,), jnp.float32), out_shardings=sharding)()
 
     def repeat(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, REPEATS, lambda _, x: KINDS[kind][0](axis, devices, x), x)

@@ -50,7 +50,7 @@ def measure_curve(bench: Bench) -> Iterator[Measurement]:
         note = f"its batch of {BATCH} cannot be split over {parts} devices"
         yield Measurement("losses", "relative", None, note=note)
         return
-    losses = train(bench.mesh, lambda: bench.left > 0)
+    losses = train(bench.mesh, lambda: bench.agree_seconds_left() > 0)
     recorded = np.array(json.loads(RECORDED.read_text()))[: len(losses)]
     difference = np.abs(losses - recorded) / recorded
     for steps, tolerance in {len(losses): TOLERANCE, EARLY: EARLY_TOLERANCE}.items():

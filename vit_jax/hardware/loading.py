@@ -12,8 +12,8 @@ from vit_jax.hardware.bench import Bench, Timing, seconds_of, summarize
 from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 
-LEAST, MOST = 5, 200  # batches
-SHARE = 0.3  # of the section's time for each of the three
+MIN_BATCHES, MAX_BATCHES = 5, 200  # batches
+TIME_FRACTION = 0.3  # of the section's time for each of the three
 
 
 def measure_loading(bench: Bench) -> Iterator[Measurement]:
@@ -28,7 +28,11 @@ def measure_loading(bench: Bench) -> Iterator[Measurement]:
     if timed.later is None:
         yield Measurement(f"the step alone, {workload}", "images/s", None, note="no time was left for more steps")
         return
-    images, step, seconds = compiled.program.batch["image"].shape[0], timed.later, SHARE * bench.left
+    images, step, seconds = (
+        compiled.program.batch["image"].shape[0],
+        timed.later,
+        TIME_FRACTION * bench.agree_seconds_left(),
+    )
     alone = time_loader(bench, config, info, compiled, seconds)
     compiled = compiled._replace(state=compiled.program.init(jax.random.key(0), {}))
     both = time_both(bench, config, info, compiled, seconds)
@@ -76,6 +80,6 @@ def time_each(bench: Bench, call, seconds: float) -> Timing:
     The mean is taken instead of the median, since the calls wait for one another.
     """
     once = bench.agree(seconds_of(call, 1))
-    count = min(MOST, max(LEAST, int(seconds / once)))
+    count = min(MAX_BATCHES, max(MIN_BATCHES, int(seconds / once)))
     each = [seconds_of(call, 1) for _ in range(count)]
     return Timing(sum(each) / count, summarize(each).spread / count**0.5)

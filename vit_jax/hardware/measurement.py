@@ -93,8 +93,8 @@ def _worst(rows: Mapping[int, Measurement]) -> Measurement:
     missing = [host for host, row in rows.items() if row.measured is None]
     if missing:
         row = rows[missing[0]]
-        some = len(missing) < len(rows)
-        return dataclasses.replace(row, note=f"host {missing[0]}: {row.note}") if some else row
+        only_some_failed = len(missing) < len(rows)
+        return dataclasses.replace(row, note=f"host {missing[0]}: {row.note}") if only_some_failed else row
     values = {host: row.measured or 0.0 for host, row in rows.items()}
     host, best = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     if not rows[host].is_rate:

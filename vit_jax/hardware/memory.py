@@ -21,12 +21,12 @@ TRANSFER = 64 * 2**20  # bytes: about those of 256 images
 def measure_memory(bench: Bench) -> Iterator[Measurement]:
     """Yields how fast each device reads and writes an array while all do so, and how fast the host copies one to it."""
     published = find_published(bench.device.device_kind)
-    place, devices = NamedSharding(bench.mesh, P(bench.mesh.axis_names)), bench.mesh.devices.size
-    scale = jax.jit(lambda x: x * 2, out_shardings=place)
+    sharding, devices = NamedSharding(bench.mesh, P(bench.mesh.axis_names)), bench.mesh.devices.size
+    scale = jax.jit(lambda x: x * 2, out_shardings=sharding)
     for mebibytes in MEBIBYTES:
         draw = functools.partial(jnp.ones, (devices, mebibytes * 2**18), jnp.float32)
-        timing = bench.time(functools.partial(scale, jax.jit(draw, out_shardings=place)()))
-        if bench.agree(timing.median) > ENOUGH or bench.left <= 0:
+        timing = bench.time(functools.partial(scale, jax.jit(draw, out_shardings=sharding)()))
+        if bench.agree(timing.median) > ENOUGH or bench.agree_seconds_left() <= 0:
             break
     moved = 2 * mebibytes * 2**20 / 1e9  # read and written
     yield Measurement(

@@ -20,7 +20,7 @@ def measure_products(bench: Bench) -> Iterator[Measurement]:
     devices = bench.mesh.devices.flatten()
     published = find_published(bench.device.device_kind)
     everywhere = NamedSharding(bench.mesh, P(bench.mesh.axis_names))
-    size, timing = grow(bench, everywhere, len(devices))
+    size, timing = time_growing_products(bench, everywhere, len(devices))
     operations = 2 * size**3 / 1e9
     yield Measurement(
         f"square products of {size} in {bench.dtype}, all devices at once: each",
@@ -31,7 +31,9 @@ def measure_products(bench: Bench) -> Iterator[Measurement]:
         advice="products",
     )
     if len(bench.mesh.local_devices) > 1:
-        calls = [product(bench.dtype, size, SingleDeviceSharding(device), 1) for device in bench.mesh.local_devices]
+        calls = [
+            make_product_call(bench.dtype, size, SingleDeviceSharding(device), 1) for device in bench.mesh.local_devices
+        ]
         timings: dict[jax.Device, Timing] = dict(zip(bench.mesh.local_devices, bench.time_in_turns(calls), strict=True))
         slowest, best = (of(timings, key=lambda device: timings[device].median) for of in (max, min))
         yield Measurement(
@@ -45,25 +47,25 @@ def measure_products(bench: Bench) -> Iterator[Measurement]:
         )
 
 
-def grow(bench: Bench, place: NamedSharding, devices: int) -> tuple[int, Timing]:
+def time_growing_products(bench: Bench, sharding: NamedSharding, devices: int) -> tuple[int, Timing]:
     """Returns the smallest size whose product takes longer than `ENOUGH`, and its time.
 
     If no product takes so long, or the time is short, it is the last size that was tried.
     """
     for size in SIZES:
-        timing = bench.time(product(bench.dtype, size, place, devices))
-        if bench.agree(timing.median) > ENOUGH or bench.left <= 0:
+        timing = bench.time(make_product_call(bench.dtype, size, sharding, devices))
+        if bench.agree(timing.median) > ENOUGH or bench.agree_seconds_left() <= 0:
             break
     return size, timing
 
 
-def product(dtype: str, size: int, place: Sharding, devices: int) -> Call:
-    """Returns a call that multiplies two square matrices on each of the `devices` devices of `place`."""
+def make_product_call(dtype: str, size: int, sharding: Sharding, devices: int) -> Call:
+    """Returns a call that multiplies two square matrices on each of the `devices` devices of `sharding`."""
 
     def draw() -> tuple[jax.Array, jax.Array]:
         numbers = jax.random.normal(jax.random.key(0), (devices, size, size), jnp.float32).astype(dtype)
         return numbers, numbers + 1
 
-    operands = jax.jit(draw, out_shardings=(place, place))()
-    multiply = jax.jit(lambda a, b: a @ b, out_shardings=place)
+    operands = jax.jit(draw, out_shardings=(sharding, sharding))()
+    multiply = jax.jit(lambda a, b: a @ b, out_shardings=sharding)
     return lambda: multiply(*operands)

@@ -17,11 +17,11 @@ from vit_jax.program import Program, program_without_data
 from vit_jax.step import TrainState
 from vit_jax.tasks import Batch
 
-LEAST, MOST = 4, 50  # steps that are timed
+MIN_STEPS, MAX_STEPS = 4, 50  # steps that are timed
 WARM = 3  # steps after the first that are not timed: hosts still map the memory that these steps need
 SECONDS = 20.0  # that the timed steps of a model may take
-STATES = 3  # a step needs about the memory of so many states, gradients and intermediate results included
-BYTES = 2**30  # of a GiB
+STATE_COPIES = 3  # a step needs about the memory of so many states, gradients and intermediate results included
+GIB = 2**30  # bytes
 
 
 class CompiledStep(NamedTuple):
@@ -71,7 +71,10 @@ def measure_steps(bench: Bench) -> Iterator[Measurement]:
 
 def why_not(bench: Bench, workload: MeasuredStep) -> str:
     """Returns why a step is not measured; an empty text if it is."""
-    left, seconds = bench.left, workload.flops * LEAST / bench.product_flops if bench.product_flops else 0.0
+    left, seconds = (
+        bench.agree_seconds_left(),
+        workload.flops * MIN_STEPS / bench.product_flops if bench.product_flops else 0.0,
+    )
     if left <= 0:
         return "no time was left; raise --minutes"
     if seconds > left:
@@ -80,9 +83,9 @@ def why_not(bench: Bench, workload: MeasuredStep) -> str:
         return ""  # other devices refuse a program that is too large; on a host, the kernel would kill some process
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
     state = device_bytes(program.state, program.state_shardings) * len(bench.mesh.local_devices)
-    needed, free = STATES * state, bench.agree(machine.free_host_memory())
+    needed, free = STATE_COPIES * state, bench.agree(machine.free_host_memory())
     if needed > free:
-        return f"needs some {needed / BYTES:.0f} GiB, but {free / BYTES:.0f} GiB are free; raise --config.mesh.fsdp"
+        return f"needs some {needed / GIB:.0f} GiB, but {free / GIB:.0f} GiB are free; raise --config.mesh.fsdp"
     return ""
 
 
@@ -137,11 +140,11 @@ def time_steps(bench: Bench, compiled: CompiledStep) -> TimedSteps:
         state, metrics = advance(compiled.step, state, compiled.batch)
         jax.block_until_ready(metrics)
         seconds.append(time.perf_counter() - began)
-        first, last, left = bench.agree(seconds[0]), bench.agree(seconds[-1]), bench.left
-        if last * LEAST > left:
+        first, last, left = bench.agree(seconds[0]), bench.agree(seconds[-1]), bench.agree_seconds_left()
+        if last * MIN_STEPS > left:
             return TimedSteps(first, None, float(metrics["train/loss"]))
     seconds = []
-    for _ in range(min(MOST, max(LEAST, int(min(SECONDS, left) / last)))):
+    for _ in range(min(MAX_STEPS, max(MIN_STEPS, int(min(SECONDS, left) / last)))):
         end = time.perf_counter()
         state, upcoming = advance(compiled.step, state, compiled.batch)
         jax.block_until_ready(metrics)
@@ -186,10 +189,8 @@ def memory_row(bench: Bench, workload: MeasuredStep, compiled: CompiledStep, bef
     expected = peak_bytes(compiled.step.memory_analysis(), bench.device.platform == "tpu")  # type: ignore[attr-defined]
     if after is None or after == before:
         note = "below that of what came before" if after else "these devices count no bytes"
-        return Measurement(name, "GiB", None, 0.0, expected / BYTES, "the compiler's", note=note)
-    return Measurement(
-        name, "GiB", after / BYTES, 0.0, expected / BYTES, "the compiler's", "limit", advice="device memory"
-    )
+        return Measurement(name, "GiB", None, 0.0, expected / GIB, "the compiler's", note=note)
+    return Measurement(name, "GiB", after / GIB, 0.0, expected / GIB, "the compiler's", "limit", advice="device memory")
 
 
 def high_water(device: jax.Device) -> int | None:

@@ -33,7 +33,7 @@ FIELDS = {
     "optim.weight_decay": 1e-4,
     "optim.moment_dtype": "bfloat16",
 }
-ELSEWHERE = ("data.", "checkpoint.")  # beginnings of the names of fields that change no step
+STEP_NEUTRAL_PREFIXES = ("data.", "checkpoint.")  # beginnings of the names of fields that change no step
 SHRINK = 4  # from one number of images to the next smaller one
 
 
@@ -132,7 +132,7 @@ class MeasuredStep:
         If none is kept for the slice of the devices, the schedule is that of another slice of the same kind of chip.
         Only the exchange differs between them, by a few percent of the step.
         """
-        if not all(name.startswith(ELSEWHERE) for name in bench.given):
+        if not all(name.startswith(STEP_NEUTRAL_PREFIXES) for name in bench.given):
             return None
         here = find_slice(list(bench.mesh.devices.flat))
         rows = [row for row in read_schedules() if (row.model, row.images) == (self.model, self.images)]

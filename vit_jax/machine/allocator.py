@@ -7,7 +7,7 @@ import platform
 # Parameters of glibc's `mallopt` (malloc.h) that keep freed memory in the process. There is only one arena, since the
 # arenas of threads map big blocks anew each time. No block is mapped by itself. The top of the heap is never returned.
 # A step of S/16 with 32 images on two cores takes 6.8 s, with the defaults 7.6 s.
-KEPT = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
+MALLOPT_SETTINGS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
 
 
 def keep_freed_memory() -> bool:
@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
     library = ctypes.CDLL(None)
-    accepted = [library.mallopt(*setting) for setting in KEPT.values()]
+    accepted = [library.mallopt(*setting) for setting in MALLOPT_SETTINGS.values()]
     return all(accepted)

@@ -62,12 +62,12 @@ class LogFolder:
             self._waiting.popleft()
             self._lost += 1
         if not self._told:
-            words = "the logs in %s cannot be written (%s); training goes on, and they are written when possible"
-            logging.getLogger(__name__).warning(words, self._path, reason(error))
+            message = "the logs in %s cannot be written (%s); training goes on, and they are written when possible"
+            logging.getLogger(__name__).warning(message, self._path, reason(error))
         self._told = True
 
     def _tell_written(self) -> None:
         if self._told:
-            words = "the logs in %s can be written again; %d of their records are lost"
-            logging.getLogger(__name__).warning(words, self._path, self._lost)
+            message = "the logs in %s can be written again; %d of their records are lost"
+            logging.getLogger(__name__).warning(message, self._path, self._lost)
         self._told, self._lost = False, 0

@@ -9,7 +9,7 @@ from typing import Literal
 
 CycleEstimate = Literal["estimate", "schedule"]
 
-FEWEST_RUNS = 3  # with fewer published runs there is no band
+MIN_RUNS = 3  # with fewer published runs there is no band
 
 # Measure -> kind of chip -> the published over the predicted time of a step, of each run. The numbers are those of
 # python -m benchmarks.calibration.
@@ -39,13 +39,13 @@ class RatioBand:
 def find_band(kind: str, measure: CycleEstimate) -> RatioBand | None:
     """Returns the band of predictions for a kind of chip.
 
-    If fewer than `FEWEST_RUNS` runs were made on this kind, the band is that of the runs on all kinds together. Returns
+    If fewer than `MIN_RUNS` runs were made on this kind, the band is that of the runs on all kinds together. Returns
     None if these are too few as well.
     """
     by_kind = MEASURED.get(measure, {})
     own = {kind: by_kind.get(kind, ())}
     for chosen in (own, by_kind):
         ratios = [ratio for each in chosen.values() for ratio in each]
-        if len(ratios) >= FEWEST_RUNS:
+        if len(ratios) >= MIN_RUNS:
             return RatioBand(min(ratios), max(ratios), len(ratios), tuple(sorted(chosen)))
     return None

@@ -63,18 +63,20 @@ class Links:
     tpu: chips.Slice
     places: list[link_traffic.Place]
 
-    def carried_bytes(self, each: Collective) -> float:
+    def carried_bytes(self, collective: Collective) -> float:
         """Returns the bytes that the busiest link carries in one execution of a collective.
 
         What hosts carry between slices is left out.
         """
-        if each.kind.endswith(BETWEEN_SLICES):
+        if collective.kind.endswith(BETWEEN_SLICES):
             return 0.0
-        return link_traffic.link_bytes(each.kind, each.bytes, each.groups, self.places, self.tpu.wraps, self.tpu.shape)
+        return link_traffic.link_bytes(
+            collective.kind, collective.bytes, collective.groups, self.places, self.tpu.wraps, self.tpu.shape
+        )
 
-    def cycles(self, each: Collective) -> float:
+    def cycles(self, collective: Collective) -> float:
         """Returns the cycles that one execution of a collective takes, if the busiest link is used at full speed."""
-        return self.carried_bytes(each) / self.tpu.link_bandwidth * self.tpu.chip.clock
+        return self.carried_bytes(collective) / self.tpu.link_bandwidth * self.tpu.chip.clock
 
 
 def find_links(tpu: chips.Slice, devices: list[Any]) -> Links:

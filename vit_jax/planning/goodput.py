@@ -182,7 +182,7 @@ def expected_goodput(interval: float, save: float, restart: float, between: floa
     return interval / taken
 
 
-def measure_restart(starts: Sequence[Start], place: str) -> Restart:
+def measure_restart(starts: Sequence[Start], location: str) -> Restart:
     """Returns what saves and restarts have cost a run, by its ledger.
 
     The times of starting, restoring and compiling are medians over the starts that resumed the run. The time of a save
@@ -191,14 +191,14 @@ def measure_restart(starts: Sequence[Start], place: str) -> Restart:
 
     Args:
         starts: the starts in the ledger.
-        place: where the run lies, for the message of the error.
+        location: where the run lies, for the message of the error.
 
     Raises:
         UserError: the run was never resumed, or has saved nothing.
     """
     resumed, saving = [start for start in starts if start.first], [start for start in starts if start.saves]
     if not resumed or not saving:
-        unknown = f"the run in {place} has saved nothing or was never resumed, so its restarts cannot be measured"
+        unknown = f"the run in {location} has saved nothing or was never resumed, so its restarts cannot be measured"
         raise UserError(f"{unknown}; omit --measured.")
     saving = [start for start in saving if not start.complete] or saving  # others have exported the model, too
     total = total_seconds(starts)

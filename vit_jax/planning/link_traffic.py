@@ -105,12 +105,12 @@ def _link_loads(pairs: Iterable[tuple[Place, Place]], wraps: Sequence[bool], sha
 def _route(start: Place, end: Place, wraps: Sequence[bool], shape: Place) -> Iterator[Link]:
     place = list(start)
     for axis, (size, wrapped) in enumerate(zip(shape, wraps, strict=True)):
-        ahead = end[axis + 1] - start[axis + 1]
-        if wrapped and abs(ahead) > size / 2:
-            ahead -= size if ahead > 0 else -size
-        for _ in range(abs(ahead)):
-            yield tuple(place), axis, 1 if ahead > 0 else -1
-            place[axis + 1] = (place[axis + 1] + (1 if ahead > 0 else -1)) % size
+        distance = end[axis + 1] - start[axis + 1]
+        if wrapped and abs(distance) > size / 2:
+            distance -= size if distance > 0 else -size
+        for _ in range(abs(distance)):
+            yield tuple(place), axis, 1 if distance > 0 else -1
+            place[axis + 1] = (place[axis + 1] + (1 if distance > 0 else -1)) % size
 
 
 def _max_load(loads: Counter[Link]) -> int:

@@ -21,8 +21,8 @@ def memory_parts(compilation: Compilation) -> dict[str, Parts]:
         state["optimizer, average"] = workload.state_bytes - workload.parameter_bytes
     if workload.teacher_bytes:
         state["teacher"] = workload.teacher_bytes
-    beside = {program: required - workload.resident_bytes for program, required in programs.items()}
-    return {program: state | {ACTIVATIONS: size} for program, size in beside.items()}
+    other_bytes = {program: required - workload.resident_bytes for program, required in programs.items()}
+    return {program: state | {ACTIVATIONS: size} for program, size in other_bytes.items()}
 
 
 def function_name(workload: Workload) -> str:
@@ -52,13 +52,13 @@ def cycle_parts(plan: Plan) -> dict[str, Parts]:
     return by_measure
 
 
-def used_shares(plan: Plan) -> Parts:
-    """Returns resource -> the share of it that a plan takes; above 1, the run needs more than there is."""
+def utilisation(plan: Plan) -> Parts:
+    """Returns resource -> the fraction of it that a plan takes; above 1, the run needs more than there is."""
     compilation, estimate = plan.compilation, plan.estimate
-    shares: Parts = {"memory": 1 - compilation.free_bytes / compilation.workload.memory_bytes}
+    used: Parts = {"memory": 1 - compilation.free_bytes / compilation.workload.memory_bytes}
     if estimate:
         step = estimate.compute_seconds + estimate.exchange_seconds
-        shares |= {"matrix units (MFU)": estimate.mfu, "exchange (time)": estimate.exchange_seconds / step}
+        used |= {"matrix units (MFU)": estimate.mfu, "exchange (time)": estimate.exchange_seconds / step}
         if estimate.run:
-            shares["host cores (reading)"] = estimate.run.input_cores / estimate.run.host_cores
-    return shares
+            used["host cores (reading)"] = estimate.run.input_cores / estimate.run.host_cores
+    return used

@@ -8,7 +8,7 @@ from typing import Any
 
 from vit_jax import analysis
 from vit_jax.planning import plan_table
-from vit_jax.planning.parts import cycle_parts, memory_parts, used_shares
+from vit_jax.planning.parts import cycle_parts, memory_parts, utilisation
 from vit_jax.planning.plan import Plan
 
 GIB, MILLION = 2**30, 10**6
@@ -79,7 +79,7 @@ def _list_plans(plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:
 def _figures(plans: dict[str, Plan]) -> Iterator[str]:
     """Yields the HTML section of each figure: limits, memory and, if a plan has any, cycles."""
     shares = {
-        name: {resource: {"used": 100 * share} for resource, share in used_shares(plan).items()}
+        name: {resource: {"used": 100 * share} for resource, share in utilisation(plan).items()}
         for name, plan in plans.items()
     }
     style: dict[str, Any] = {"label": "%", "total": "{:.0f} %", "limits": [100] * len(shares)}

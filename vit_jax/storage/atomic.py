@@ -11,7 +11,7 @@ from pathlib import Path
 
 SUFFIX = ".partial"  # the suffix of the temporary files
 ABANDONED = 24 * 3600.0  # seconds without a write after which a temporary file belongs to a killed process
-LONGEST = 50  # characters of a file's name that its temporary file's name repeats: a name has at most 255 bytes
+MAX_NAME_LENGTH = 50  # characters of a file's name that its temporary file's name repeats: a name has at most 255 bytes
 
 
 @contextlib.contextmanager
@@ -29,7 +29,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
     _remove_abandoned(path)
-    temporary = path.with_name(f"{path.name[:LONGEST]}.{secrets.token_hex(4)}{SUFFIX}")
+    temporary = path.with_name(f"{path.name[:MAX_NAME_LENGTH]}.{secrets.token_hex(4)}{SUFFIX}")
     try:
         temporary.touch()  # with this process's default permissions, which some libraries narrow
         mode = temporary.stat().st_mode
@@ -48,7 +48,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 def _remove_abandoned(path: Path) -> None:
     """Removes temporary files of `path` that nobody has written to for `ABANDONED` seconds: their writer was killed."""
-    for leftover in path.parent.glob(f"{glob.escape(path.name[:LONGEST])}.*{SUFFIX}"):
+    for leftover in path.parent.glob(f"{glob.escape(path.name[:MAX_NAME_LENGTH])}.*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - leftover.stat().st_mtime > ABANDONED:
                 leftover.unlink()

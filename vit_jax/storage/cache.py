@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from vit_jax import UserError, round_up, user_errors
+from vit_jax import UserError, format_rounded_up, user_errors
 
 DEFAULT_GB = 50.0
 
@@ -101,7 +101,7 @@ def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
                 return copy, lock
 
 
-def lock_folder(folder: Path) -> bool:
+def try_lock_folder(folder: Path) -> bool:
     """Locks a folder until this process ends or unlocks it; returns False if any process holds the lock already."""
     with write_errors():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def _make_room(copy: Path, what: str, size: int) -> None:
     limit = max_bytes()
     if used + size > limit:
         beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
-        enough = round_up((used + size) / 1e9, 3)
+        enough = format_rounded_up((used + size) / 1e9, 3)
         raise NoRoom(
             f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {copy.parent} may "
             f"hold; set VIT_JAX_CACHE_GB={enough} or more, and VIT_JAX_CACHE to a folder with room."

@@ -154,14 +154,14 @@ def file_version(path: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
+def local_copy(path: str, *sibling_names: str, version: Version | None = None) -> str:
     """Returns a local path of a file: the path itself if it is local, else the path of a copy.
 
     The copy lies in the `cache` and is made again when the remote file has changed.
 
     Args:
         path: the path of the file.
-        *beside: names of files in the same folder that are copied along with it.
+        *sibling_names: names of files in the same folder that are copied along with it.
         version: the version of the file that is wanted, as `expand_pattern` states it; None: the present version, for
             which the store is asked.
 
@@ -171,7 +171,7 @@ def local_copy(path: str, *beside: str, version: Version | None = None) -> str:
     if not is_remote(path):
         return path
     folder, name = posixpath.split(path)
-    versions = {name: _wanted(path, version)} | {one: _wanted(join_path(folder, one), None) for one in beside}
+    versions = {name: _wanted(path, version)} | {one: _wanted(join_path(folder, one), None) for one in sibling_names}
     return os.path.join(_copy_to_cache(folder, versions), name)
 
 

@@ -70,7 +70,7 @@ class LocalFolder:
     def push(self) -> None:
         """Does nothing."""
 
-    def flush(self, last: bool = False) -> None:
+    def flush(self, is_final: bool = False) -> None:
         """Does nothing."""
 
     def exists(self, name: str) -> bool:
@@ -109,11 +109,9 @@ class Mirror:
         end = time.monotonic() + RELEASE
         while cache.is_locked_here(self.path):
             if time.monotonic() > end:
-                raise UserError(
-                    f"an earlier training in this process still uploads to {location}; try again later."
-                )
+                raise UserError(f"an earlier training in this process still uploads to {location}; try again later.")
             time.sleep(0.05)
-        if not cache.lock_folder(self.path):
+        if not cache.try_lock_folder(self.path):
             advice = "stop that process, or choose another --workdir"
             raise UserError(f"another process on this machine already writes to {location}; {advice}.")
         with contextlib.ExitStack() as undone:
@@ -122,7 +120,7 @@ class Mirror:
             self.path.mkdir()
             filesystem.download(location, set(names) & set(filesystem.list_files(location)), self.path)
             undone.pop_all()
-        self._sent = self._files(last=False)
+        self._sent = self._files(is_final=False)
 
     def push(self) -> None:
         """Uploads changed files in the background. An error is logged; if the store does not answer, `flush` raises it.
@@ -140,11 +138,11 @@ class Mirror:
         self._thread = threading.Thread(target=self._try_upload, daemon=True)
         self._thread.start()
 
-    def flush(self, last: bool = False) -> None:
+    def flush(self, is_final: bool = False) -> None:
         """Uploads all changed files and waits until they have arrived.
 
         Args:
-            last: whether this is the last upload of the run, in which the files of `AT_THE_END` are uploaded too.
+            is_final: whether this is the last upload of the run, in which the files of `AT_THE_END` are uploaded too.
 
         Raises:
             UserError: the store refuses or does not answer, or has not answered an upload in the background.
@@ -153,7 +151,7 @@ class Mirror:
             self._thread.join()
         if self._unanswered:
             raise self._unanswered
-        self._upload(self._files(last))
+        self._upload(self._files(is_final))
 
     def exists(self, name: str) -> bool:
         """Returns whether a file exists in the remote workdir.
@@ -177,15 +175,15 @@ class Mirror:
         shutil.rmtree(self.path, ignore_errors=True)
         cache.unlock_folder(self.path)
 
-    def _files(self, last: bool) -> dict[str, tuple[int, int]]:
+    def _files(self, is_final: bool) -> dict[str, tuple[int, int]]:
         """Returns name -> (bytes, time of modification in ns) of the local files, in the order of their upload.
 
-        Files of `UNMIRRORED` are left out, and files of `AT_THE_END` too unless `last`.
+        Files of `UNMIRRORED` are left out, and files of `AT_THE_END` too unless `is_final`.
         """
         files = {}
         for folder, folders, names in os.walk(self.path):  # `os.walk` passes over folders that vanish
             if Path(folder) == self.path:
-                folders[:] = [name for name in folders if name != UNMIRRORED and (last or name != AT_THE_END)]
+                folders[:] = [name for name in folders if name != UNMIRRORED and (is_final or name != AT_THE_END)]
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     about = path.stat(follow_symlinks=False)
@@ -211,7 +209,7 @@ class Mirror:
 
     def _try_upload(self) -> None:
         try:
-            files = self._files(last=False)
+            files = self._files(is_final=False)
             self._upload({name: state for name, state in files.items() if self._has_grown_enough(name, state[0])})
         except NoAnswer as error:  # this upload may still arrive, and must not replace a newer one: it was the last
             self._unanswered = error

@@ -16,7 +16,7 @@ from typing import Any
 from vit_jax import reason
 from vit_jax.storage import timeout
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds; each wait is up to half shorter
+FIRST_WAIT, MAX_WAIT = 0.5, 16.0  # seconds; each wait is up to half shorter
 BUSY = {408, 429}  # the answers below 500 after which the same request may succeed
 # Errors of aiohttp, botocore, requests and google.auth, by name: a library is not imported before its store is used.
 TRANSIENT = {
@@ -50,10 +50,10 @@ def is_transient(error: BaseException) -> bool:
 def backoff_seconds() -> Iterator[float]:
     """Yields the seconds to wait before each repetition, without end.
 
-    The waits double up to `LONGEST_WAIT`. A random factor keeps many processes from repeating at the same moment.
+    The waits double up to `MAX_WAIT`. A random factor keeps many processes from repeating at the same moment.
     """
     for number in itertools.count():
-        yield random.uniform(0.5, 1) * min(FIRST_WAIT * 2**number, LONGEST_WAIT)
+        yield random.uniform(0.5, 1) * min(FIRST_WAIT * 2**number, MAX_WAIT)
 
 
 def retry_transient(call: Callable[[timeout.Progress], Any], progress: timeout.Progress) -> Any:

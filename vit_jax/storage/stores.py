@@ -13,7 +13,7 @@ from vit_jax.storage import retry, timeout
 # Protocol -> the extra that opens its paths.
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3", "hf": "hub"}
 SOCKET_TIMEOUT_SECONDS = 20.0  # without a byte, after which a connection is given up for another
-LONGEST_RETRY_AFTER = 30.0  # the longest wait in seconds for which a store may ask
+MAX_RETRY_AFTER_SECONDS = 30.0  # the longest wait in seconds for which a store may ask
 
 
 @functools.cache
@@ -97,10 +97,10 @@ def _trace() -> Any:
 
 
 async def _wait_as_asked(retry_after: str) -> None:
-    """Waits the seconds that a Retry-After header states, at most `LONGEST_RETRY_AFTER`.
+    """Waits the seconds that a Retry-After header states, at most `MAX_RETRY_AFTER_SECONDS`.
 
     Does not wait if the header states a date or is missing: the usual waits between requests suffice.
     """
 
     if retry_after.isdecimal():
-        await asyncio.sleep(min(float(retry_after), LONGEST_RETRY_AFTER))
+        await asyncio.sleep(min(float(retry_after), MAX_RETRY_AFTER_SECONDS))

@@ -81,8 +81,8 @@ def parameter_table(program: Program) -> list[str]:
     return align(rows, right=(1, 2))
 
 
-def _remarks(lr_multiplier: Multiplier, place: jax.sharding.NamedSharding) -> str:
-    axes = [axis for axis in place.spec if axis and place.mesh.shape[axis] > 1]
+def _remarks(lr_multiplier: Multiplier, sharding: jax.sharding.NamedSharding) -> str:
+    axes = [axis for axis in sharding.spec if axis and sharding.mesh.shape[axis] > 1]
     return ", ".join(filter(None, [_describe_rate(lr_multiplier), f"split over {', '.join(axes)}" if axes else ""]))
 
 

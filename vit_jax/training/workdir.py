@@ -284,7 +284,7 @@ class Workdir:
                 self.ledger.close()
             with self._writing():
                 # The mirror comes first: it notices quickly that the store does not answer, while Orbax tries for long.
-                self._mirror.flush(last=True)
+                self._mirror.flush(is_final=True)
                 self._checkpoints.close()
         except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
             self._checkpoints.abandon(self._mirror.close)

@@ -34,7 +34,7 @@ class Frame:
         height_at: the offset in the data of the height, which takes two bytes.
         scan_at: the offset of the entropy-coded data.
         unit: (rows, columns) in pixels of a minimum coded unit (MCU), the blocks that are coded together.
-        restarts: whether a restart marker follows every row of units.
+        has_restart_markers: whether a restart marker follows every row of units.
     """
 
     height: int
@@ -42,7 +42,7 @@ class Frame:
     height_at: int
     scan_at: int
     unit: tuple[int, int]
-    restarts: bool
+    has_restart_markers: bool
 
 
 def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
@@ -90,8 +90,8 @@ def read_frame(data: bytes) -> Frame | None:
     if 0 in (height, width, across, down):
         return None
     intervals = [int.from_bytes(data[begin + 2 : end]) for marker, begin, end in listed if marker == INTERVAL]
-    restarts = intervals[-1:] == [-(-width // (8 * across))]
-    return Frame(height, width, begin + 3, scan_end, (8 * down, 8 * across), restarts)
+    has_restart_markers = intervals[-1:] == [-(-width // (8 * across))]
+    return Frame(height, width, begin + 3, scan_end, (8 * down, 8 * across), has_restart_markers)
 
 
 def decode_whole(data: bytes) -> Pixels:
@@ -155,7 +155,7 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
     unit, across = frame.unit
     # Upsampling reads one pixel beyond each side.
     first, last = max(top - 1, 0) // unit, min((top + rows) // unit + 1, -(-frame.height // unit))
-    if frame.restarts and (part := extract_unit_rows(data, frame, first, last)):
+    if frame.has_restart_markers and (part := extract_unit_rows(data, frame, first, last)):
         height = min(last * unit, frame.height) - first * unit
         data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
         last -= first

@@ -32,7 +32,7 @@ from vit_jax.data.shards.manifest import (
     ShardEntry,
     write_manifest,
 )
-from vit_jax.data.shards.progress import PROGRESS, lock_folder, record_finished, resume_progress
+from vit_jax.data.shards.progress import PROGRESS, packing_lock, record_finished, resume_progress
 from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 
@@ -127,7 +127,7 @@ class PackingPlan:
         """
         read = 0
         cv2.setNumThreads(0)  # the threads of the pool already keep every core busy
-        with lock_folder(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+        with packing_lock(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count_shards(split) for split in self.sources}
             files.check_room(out, sum(self.sizes.values()))
             with files.report_write_errors(out):

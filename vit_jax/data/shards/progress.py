@@ -19,7 +19,7 @@ PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a l
 
 
 @contextlib.contextmanager
-def lock_folder(out: str) -> Iterator[None]:
+def packing_lock(out: str) -> Iterator[None]:
     """Makes a folder and keeps other processes from packing into it, if the file system has locks.
 
     Raises:

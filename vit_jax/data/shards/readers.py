@@ -140,14 +140,14 @@ def forget_readers() -> None:
     local_path.cache_clear()
 
 
-def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
+def streamed_reader(shard: Shard, may_wait: bool = True) -> ShardReader:
     """Returns the reader of a shard, which threads may share. It and its local copy stay until `close_streamed`.
 
     Args:
         shard: the shard to open.
-        waits: what happens if the cache has no room. True, for a shard that is needed now: the streamed shards of this
-            process are closed, and other processes have `ROOM_WAIT` seconds to close theirs. A shard that is closed so
-            is copied again when it is needed. False: UserError is raised at once.
+        may_wait: what happens if the cache has no room. True, for a shard that is needed now: the streamed shards of
+            this process are closed, and other processes have `ROOM_WAIT` seconds to close theirs. A shard that is
+            closed so is copied again when it is needed. False: UserError is raised at once.
 
     Raises:
         UserError: as `cached_reader`, or the cache has no room.
@@ -158,7 +158,7 @@ def streamed_reader(shard: Shard, waits: bool = True) -> ShardReader:
             try:
                 local, give_back = filesystem.borrow_copy(shard.path, shard.version)
             except cache.NoRoom:
-                if not waits or time.monotonic() > end:
+                if not may_wait or time.monotonic() > end:
                     raise
                 _close(_streamed)
                 time.sleep(0.1)

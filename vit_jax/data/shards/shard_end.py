@@ -11,7 +11,7 @@ from vit_jax import UserError, user_errors
 from vit_jax.data.shards import readers
 from vit_jax.storage import cache, filesystem
 
-FIRST, LARGEST = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
+FIRST_PIECE, MAX_PIECE = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
 
 
 def read_shard_end(path: str, size: int) -> tuple[int, bytes | None]:
@@ -28,7 +28,7 @@ def read_shard_end(path: str, size: int) -> tuple[int, bytes | None]:
         return _read_end(path, path)
     with cache.write_errors(), tempfile.NamedTemporaryFile(dir=cache.root()) as local:
         local.truncate(size)
-        start, piece = size, FIRST
+        start, piece = size, FIRST_PIECE
         while True:
             end, start = start, max(start - piece, 0)
             local.seek(start)
@@ -39,7 +39,7 @@ def read_shard_end(path: str, size: int) -> tuple[int, bytes | None]:
             except UserError:
                 if not start:
                     raise
-            piece = min(2 * piece, LARGEST)
+            piece = min(2 * piece, MAX_PIECE)
 
 
 def _read_end(path: str, local: str) -> tuple[int, bytes | None]:

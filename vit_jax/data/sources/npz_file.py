@@ -2,20 +2,18 @@
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax import UserError, user_errors
+from vit_jax import NPZ_ERRORS, UserError, user_errors
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
 IMAGES, LABELS, CLASSES = "_images", "_labels", "class_names"
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 
 class NpzFile:
@@ -35,7 +33,7 @@ class NpzFile:
         Raises:
             UserError: the file cannot be read, lacks a split, or has arrays of another form.
         """
-        with user_errors(f"cannot read {path}", *UNREADABLE), open_arrays(path) as arrays:
+        with user_errors(f"cannot read {path}", *NPZ_ERRORS), open_arrays(path) as arrays:
             self.labels = {split: read_labels(arrays, split, path) for split in find_splits(arrays, path)}
             self.class_names = tuple(map(str, arrays[CLASSES].tolist())) if CLASSES in arrays else None
             largest = max((int(labels.max()) for labels in self.labels.values() if len(labels)), default=-1)
@@ -86,7 +84,7 @@ def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
 
 def list_npz_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of an .npz file."""
-    with user_errors(f"cannot read {name}", *UNREADABLE), open_arrays(name) as arrays:
+    with user_errors(f"cannot read {name}", *NPZ_ERRORS), open_arrays(name) as arrays:
         return find_splits(arrays, name)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError, round_up
+from vit_jax import UserError, format_rounded_up
 from vit_jax.data import images, shards
 from vit_jax.data.sources import splits
 from vit_jax.storage import cache, filesystem
@@ -203,19 +203,20 @@ class Source:
         finally:
             shards.close_streamed(())
 
-    def check_cache_room(self, beside: int = 0) -> None:
-        """Raises UserError if copies of all remote shards, and `beside` other bytes, do not fit into the cache.
+    def check_cache_room(self, reserved_bytes: int = 0) -> None:
+        """Raises UserError if copies of all remote shards, and `reserved_bytes` other bytes, do not fit into the cache.
 
         A copy stays while the process runs. Without this check, a run would fail only when it first reads a shard that
         does not fit.
         """
-        size = self.shards.remote_bytes + beside if self.shards and self.shards.remote_bytes else 0
+        size = self.shards.remote_bytes + reserved_bytes if self.shards and self.shards.remote_bytes else 0
         if self.shards and size > cache.max_bytes():
             remote = dict.fromkeys(run.path for run in self.shards.runs if filesystem.is_remote(run.path))
             raise UserError(
                 f"the {len(remote)} shards to read, such as {next(iter(remote))}, need {size / 1e9:.3g} GB, more than "
                 f"the {cache.max_bytes() / 1e9:.3g} GB that the cache may hold; set "
-                f"VIT_JAX_CACHE_GB={round_up(size / 1e9, 3)} or more, and VIT_JAX_CACHE to a folder with enough room"
+                f"VIT_JAX_CACHE_GB={format_rounded_up(size / 1e9, 3)} or more, and VIT_JAX_CACHE to a folder with "
+                "enough room"
             )
 
     def overlaps(self, other: "Source") -> bool:

@@ -23,7 +23,7 @@ def read_example(
     """Returns (image, label) number `index` of a split of a task's data set; see `TfdsSplits.read_features`."""
     record = data.read_features(split, index, open_shard)
     image = EncodedImage(record["image"], f"{data.name} {split} {index}")
-    return image.decode() * 255 if task.binary else image, LABELS[task.label](record[task.feature])
+    return image.decode() * 255 if task.has_binary_pixels else image, LABELS[task.label](record[task.feature])
 
 
 def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -36,7 +36,7 @@ def open_vtab(source_config: SourceConfig, name: str, split: str) -> Source:
     prepared = find_prepared(task.dataset, where)
     if prepared is None:
         command = build_command(task.dataset, where)
-        files = f"; download its files first, into {where}/downloads/manual" if task.manual else ""
+        files = f"; download its files first, into {where}/downloads/manual" if task.needs_manual_download else ""
         raise UserError(f"there is no TFDS dataset {task.dataset!r} in {where}; prepare it with {command}{files}")
     info = prepared.info
     check_record(info.features, task)

@@ -10,7 +10,7 @@ import numpy as np
 
 Objects: TypeAlias = Mapping[str, Any]
 
-FEWEST_OBJECTS = 3  # in an image of CLEVR
+MIN_OBJECTS = 3  # in an image of CLEVR
 CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)  # meters; the last class has no vehicle
 NO_VEHICLE = 1000.0
@@ -20,7 +20,7 @@ BINS = 16  # of the positions and orientations of dSprites
 
 def count_objects(objects: Objects) -> int:
     """Returns the number of objects in an image of CLEVR, less the fewest that an image has: 0 to 7."""
-    return len(objects["size"]) - FEWEST_OBJECTS
+    return len(objects["size"]) - MIN_OBJECTS
 
 
 def bin_object_distance(objects: Objects) -> int:

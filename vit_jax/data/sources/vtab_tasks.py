@@ -22,8 +22,8 @@ class VtabTask:
         test: the split to test on.
         feature: the feature of a record from which the label is made.
         label: how the label is made, a key of `vtab_labels.LABELS`.
-        binary: whether the pixels in the data set are 0 and 1.
-        manual: whether the files must be downloaded by hand before TFDS can prepare the data set.
+        has_binary_pixels: whether the pixels in the data set are 0 and 1.
+        needs_manual_download: whether the files must be downloaded by hand before TFDS can prepare the data set.
     """
 
     group: str
@@ -33,8 +33,8 @@ class VtabTask:
     test: str = "test"
     feature: str = "label"
     label: str = "class"
-    binary: bool = False
-    manual: bool = False
+    has_binary_pixels: bool = False
+    needs_manual_download: bool = False
 
 
 NATURAL, SPECIALIZED, STRUCTURED = VTAB_GROUPS
@@ -47,7 +47,7 @@ DSPRITES = VtabTask(
     test="train[90%:]",
     feature="label_x_position",
     label="bin_position",
-    binary=True,
+    has_binary_pixels=True,
 )
 SMALLNORB = VtabTask(STRUCTURED, "smallnorb", 18, val="test[:50%]", test="test[50%:]", feature="label_azimuth")
 
@@ -61,8 +61,10 @@ VTAB_TASKS: Mapping[str, VtabTask] = {
     "svhn": VtabTask(NATURAL, "svhn_cropped", 10, val="train[90%:]"),
     "camelyon": VtabTask(SPECIALIZED, "patch_camelyon", 2),
     "eurosat": VtabTask(SPECIALIZED, "eurosat/rgb", 10, val="train[60%:]", test="train[80%:]"),
-    "resisc45": VtabTask(SPECIALIZED, "resisc45", 45, val="train[60%:]", test="train[80%:]", manual=True),
-    "retinopathy": VtabTask(SPECIALIZED, "diabetic_retinopathy_detection/btgraham-300", 5, manual=True),
+    "resisc45": VtabTask(
+        SPECIALIZED, "resisc45", 45, val="train[60%:]", test="train[80%:]", needs_manual_download=True
+    ),
+    "retinopathy": VtabTask(SPECIALIZED, "diabetic_retinopathy_detection/btgraham-300", 5, needs_manual_download=True),
     "clevr_count": CLEVR,
     "clevr_distance": dataclasses.replace(CLEVR, classes=6, label="bin_object_distance"),
     "dmlab": VtabTask(STRUCTURED, "dmlab", 6),

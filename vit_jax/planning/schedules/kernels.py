@@ -25,7 +25,7 @@ DTYPES = {"pred": "bool", "bf": "bfloat", "f": "float", "s": "int", "u": "uint"}
 # The options with which a kernel is compiled alone. Its operands stay in HBM on every kind of chip, since without its
 # program they would often lie in a faster memory. The limit of VMEM is high: the kernel fitted the memory that its
 # program left it, and the limit does not change its schedule.
-ALONE = {
+STANDALONE_KERNEL_ENVIRONMENT = {
     "xla_vf_vmem_memory_space_assignment": False,
     "xla_gf_vmem_memory_space_assignment": False,
     "xla_tpu_cmem_memory_space_assignment": False,
@@ -86,7 +86,7 @@ def compile_kernel(kernel: Kernel, device: jax.Device) -> str:
         legacy_backend_config=kernel.config,
         input_output_aliases=dict(kernel.aliases),
     )
-    return jax.jit(call).lower(*operands).compile(ALONE).as_text()
+    return jax.jit(call).lower(*operands).compile(STANDALONE_KERNEL_ENVIRONMENT).as_text()
 
 
 def main(argv: list[str]) -> None:

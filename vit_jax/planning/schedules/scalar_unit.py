@@ -124,59 +124,59 @@ class _Core:
             number = after[number]
         raise ValueError(f"more than {MAX_STEPS:,} steps")
 
-    def holds(self, each: BundleInstruction) -> bool | None:
+    def holds(self, instruction: BundleInstruction) -> bool | None:
         """Returns whether an instruction is executed; None: unknown."""
-        if each.predicate is None:
+        if instruction.predicate is None:
             return True
-        value = self.values.get(each.predicate)
-        return None if value is None else bool(value) != each.negated
+        value = self.values.get(instruction.predicate)
+        return None if value is None else bool(value) != instruction.negated
 
     def value(self, operand: Operand | None) -> int | None:
         """Returns the value of an operand; None: unknown."""
         return operand if isinstance(operand, int) else self.values.get(operand or "")
 
-    def execute(self, each: BundleInstruction) -> None:
+    def execute(self, instruction: BundleInstruction) -> None:
         """Executes an instruction that is no branch."""
-        holds = self.holds(each)
-        if is_transfer(each.code):
-            self.transfer(each, holds)
-        elif each.code == "sst":
-            if holds is not False and each.slot:
-                self.slots[each.slot] = self.value(each.operands[-1])
-        elif each.result and (holds is not False or each.otherwise is not None):
-            value = self.compute(each, holds)
-            self.values[each.result] = value
-            self.registers[_register(each.result)] = value
+        holds = self.holds(instruction)
+        if is_transfer(instruction.code):
+            self.transfer(instruction, holds)
+        elif instruction.code == "sst":
+            if holds is not False and instruction.slot:
+                self.slots[instruction.slot] = self.value(instruction.operands[-1])
+        elif instruction.result and (holds is not False or instruction.otherwise is not None):
+            value = self.compute(instruction, holds)
+            self.values[instruction.result] = value
+            self.registers[_register(instruction.result)] = value
 
-    def compute(self, each: BundleInstruction, holds: bool | None) -> int | None:
+    def compute(self, instruction: BundleInstruction, holds: bool | None) -> int | None:
         """Returns the result of an instruction; None: unknown."""
-        if each.code == "sphi":
-            return self.registers.get(_register(each.result or ""))
-        if each.otherwise is not None:
-            return None if holds is None else self.value(each.operands[0] if holds else each.otherwise)
-        if each.code == "sld":
-            self.uses_core_id |= each.core_id
-            return 0 if each.core_id else self.slots.get(each.slot or "")
-        if each.code == "spop.drf":
-            results = self.divisions.get(str(each.operands[0]))
+        if instruction.code == "sphi":
+            return self.registers.get(_register(instruction.result or ""))
+        if instruction.otherwise is not None:
+            return None if holds is None else self.value(instruction.operands[0] if holds else instruction.otherwise)
+        if instruction.code == "sld":
+            self.uses_core_id |= instruction.core_id
+            return 0 if instruction.core_id else self.slots.get(instruction.slot or "")
+        if instruction.code == "spop.drf":
+            results = self.divisions.get(str(instruction.operands[0]))
             return results.pop(0) if results else None
-        values = [self.value(operand) for operand in each.operands]
-        if each.code == "scalar_select":
+        values = [self.value(operand) for operand in instruction.operands]
+        if instruction.code == "scalar_select":
             return None if values[0] is None else values[1 if values[0] else 2]
-        if each.code in ("por", "pand", "pnand", "pneg"):
-            return _combine(each.code, values)
-        if each.code in ("smov", "int_to_ptr.hbm", "int_to_ptr.vmem"):
+        if instruction.code in ("por", "pand", "pnand", "pneg"):
+            return _combine(instruction.code, values)
+        if instruction.code in ("smov", "int_to_ptr.hbm", "int_to_ptr.vmem"):
             return values[0] if values else None
-        kind = each.code.split(".")
+        kind = instruction.code.split(".")
         if len(values) != 2 or values[0] is None or values[1] is None:
             return None
         if kind[0] == "sdivrem" and values[1]:
-            self.divisions[each.result or ""] = list(divmod(values[0], values[1]))
+            self.divisions[instruction.result or ""] = list(divmod(values[0], values[1]))
         if kind[0] == "scmp" and kind[1] in COMPARISONS:
             return int(COMPARISONS[kind[1]](values[0], values[1]))
         return _signed(OPERATIONS[kind[0]](values[0], values[1])) if kind[0] in OPERATIONS else None
 
-    def transfer(self, each: BundleInstruction, holds: bool | None) -> None:
+    def transfer(self, instruction: BundleInstruction, holds: bool | None) -> None:
         """Counts a transfer from or to HBM, unless it is known that it does not take place.
 
         After a transfer of unknown size `granules` is None. A general transfer (`dma.general`) under a condition that
@@ -185,9 +185,9 @@ class _Core:
         """
         if holds is False or self.granules is None:
             return
-        if "hbm" not in each.code and not (each.code == "dma.general" and holds):
+        if "hbm" not in instruction.code and not (instruction.code == "dma.general" and holds):
             return
-        size = self.value(each.operands[1]) if len(each.operands) > 1 else None
+        size = self.value(instruction.operands[1]) if len(instruction.operands) > 1 else None
         self.granules = None if size is None else self.granules + size
 
 

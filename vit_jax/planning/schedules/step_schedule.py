@@ -14,8 +14,17 @@ from vit_jax.planning.plan_types import StepSchedule
 from vit_jax.planning.schedules.dumps import Dumps
 from vit_jax.planning.schedules.overlap import ExchangeTimeline, Timeline
 
-FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
-LAYOUT = FREE | {
+ZERO_COST_OPERATIONS = {
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "after-all",
+    "partition-id",
+    "replica-id",
+}
+LAYOUT = ZERO_COST_OPERATIONS | {
     "fusion",
     "copy",
     "transpose",
@@ -78,7 +87,7 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
     exchange, copies = ExchangeTimeline(links, text), Timeline()
     hbm_bytes = open_loops = missing = 0
     for executed, fused in group_fused(text):
-        if executed.operation in FREE | CONTROL:
+        if executed.operation in ZERO_COST_OPERATIONS | CONTROL:
             continue
         exchange.begin(executed, fused)
         kind = operation_kind(executed, fused)
