@@ -46,7 +46,7 @@ class Supervisor:
         return self._monitor.group_state.group.hosts
 
     def __enter__(self) -> "Supervisor":
-        """Begins to watch. Must be called in the main thread."""
+        """Begins to supervise. Must be called in the main thread."""
         self._monitor.start()
         self._entered = True
         return self
@@ -63,7 +63,7 @@ class Supervisor:
         self._monitor.join(make_host_group(join_cluster(), self._clock, limit))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Ends the watch. If there are other hosts, this one leaves as `HostMonitor.leave_group` describes."""
+        """Ends the supervision. If there are other hosts, this one leaves as `HostMonitor.leave_group` describes."""
         try:
             if self.hosts > 1:
                 self._monitor.leave_group(error, self.all_gather)
@@ -72,11 +72,7 @@ class Supervisor:
             self._monitor.stop()
 
     def begin_run(self, stall_limit: float) -> None:
-        """Prepares for the next run: sets its stall limit and, if it is not the first run, begins a new ledger.
-
-        Args:
-            stall_limit: seconds without progress after which the run is ended.
-        """
+        """Prepares for the next run: sets its stall limit, in seconds, and if it is not the first, its ledger."""
         self._monitor.group_state.watchdog.stall_limit = stall_limit
         if self._runs:
             self.ledger = Ledger(clock=self._clock)
