@@ -184,7 +184,7 @@ class TrainStep:
         if self.accum_steps == 1:
             return grad_of(trained, inputs, targets, dropout_key)
 
-        parts = self._split((inputs, targets))
+        parts = _split_batch((inputs, targets), self.accum_steps)
         keys = jax.random.split(dropout_key, self.accum_steps)
 
         def add(total: LossAndGrads, part: tuple[ArrayTree, ArrayTree, Array]) -> tuple[LossAndGrads, None]:
@@ -200,15 +200,16 @@ class TrainStep:
         apply = functools.partial(self.teacher.apply, teacher_params)
         if self.accum_steps == 1:
             return apply(**inputs)[0]
-        logits = jax.lax.map(lambda part: apply(**part)[0], self._split(inputs))
+        logits = jax.lax.map(lambda part: apply(**part)[0], _split_batch(inputs, self.accum_steps))
         return jnp.moveaxis(logits, 0, 1).reshape(-1, logits.shape[-1])
 
-    def _split(self, arrays: ArrayTree) -> ArrayTree:
-        """Returns the arrays of a batch with a new leading axis of `accum_steps` parts.
 
-        Part i has rows i, i + accum_steps, ... So each device splits its own rows, and none moves between devices.
-        """
-        return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, self.accum_steps, *x.shape[1:]), 1, 0), arrays)
+def _split_batch(arrays: ArrayTree, parts: int) -> ArrayTree:
+    """Returns the arrays of a batch with a new leading axis of `parts` parts.
+
+    Part i has rows i, i + parts, ... So each device splits its own rows, and none moves between devices.
+    """
+    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), arrays)
 
 
 def _select(condition: Array, new: Array, old: Array) -> Array:
