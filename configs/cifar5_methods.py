@@ -19,8 +19,8 @@ from configs import cifar5, cifar10
 
 # Name -> fields, rates.
 METHODS = {
-    "plain": ({}, (3e-4, 1e-3, 3e-3, 6e-3)),
-    "layer_decay": ({"optim.layer_decay": 0.75}, (1e-3, 3e-3, 6e-3, 1e-2)),
+    "plain": ({}, (3e-4, 1e-3, 3e-3)),
+    "layer_decay": ({"optim.layer_decay": 0.75}, (1e-3, 3e-3, 6e-3)),
     "lora": ({"adapt.rank": 8}, (1e-3, 3e-3, 1e-2, 3e-2)),
 }
 DISTILLED = {"distilled": ({}, (3e-4, 1e-3, 3e-3))}

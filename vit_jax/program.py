@@ -88,7 +88,7 @@ def make_program(
     def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
         if config.task.kind == "distill" and not teacher_params:
             raise UserError(
-                "a step with a teacher is trained and planned only; choose a recipe without task.kind=distill."
+                "task.kind=distill can be trained and planned, but not measured; choose a recipe without it."
             )
         with sharding.use_mesh(mesh):
             return step(state, batch, *teacher_params)
@@ -127,10 +127,11 @@ def make_teacher(
     """
     name, classes, own = config.task.teacher, teacher.field("num_classes"), student.field("num_classes")
     if teacher.field("head") == "patches" or not classes:
-        raise UserError(f"task.teacher={name} has no classes of images; choose weights with a classifier.")
+        raise UserError(f"task.teacher={name} does not classify images; choose weights with a classifier.")
     if classes != own:
         raise UserError(
-            f"task.teacher={name} has {classes:,} classes, but the data have {own:,}; choose one of the same classes."
+            f"task.teacher={name} has {classes:,} classes, but the data have {own:,}; choose a teacher for the same "
+            "classes."
         )
     if teacher.loss != config.task.loss:
         logging.getLogger(__name__).warning(

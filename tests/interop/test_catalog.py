@@ -517,7 +517,7 @@ def test_a_disk_that_cannot_be_written_is_reported(server, tmp_path, monkeypatch
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, limit[1]))
     try:
-        with pytest.raises(UserError, match=r"cannot write to .*/bucket: File too large; VIT_JAX_CACHE may"):
+        with pytest.raises(UserError, match=r"cannot write to .*/bucket: File too large; set VIT_JAX_CACHE"):
             download.download_file(f"{server.address}/right")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

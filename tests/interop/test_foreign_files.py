@@ -44,7 +44,7 @@ def test_the_name_of_an_architecture_states_its_heads(name, named, tmp_path):
 def test_a_name_that_does_not_fit_is_not_believed(named, tmp_path):
     path = tmp_path / "vit_base_patch16_224.safetensors"
     save_without_notes(path, *named)
-    with pytest.raises(UserError, match="an architecture of timm of width 64; give num_heads="):
+    with pytest.raises(UserError, match="a timm architecture of width 64; give num_heads="):
         vit_jax.load(path)
     assert vit_jax.load(path, num_heads=4)[0].field("num_heads") == 4
 
@@ -111,7 +111,7 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
     stated = json.loads(config.read_text())
     for kind in ("clip_vision_model", ["vit"]):
         config.write_text(json.dumps({"vision_config": stated | {"model_type": kind}, "model_type": "clip"}))
-        with pytest.raises(UserError, match="of transformers' models vit_jax reads vit, deit") as caught:
+        with pytest.raises(UserError, match="of the models of transformers vit_jax reads only vit, deit") as caught:
             vit_jax.load(tmp_path / "x")
         assert "its model_type is clip_vision_model" in str(caught.value) or kind == ["vit"]
     arrays = {"embeddings.patch_embedding.weight": np.zeros((24, 3, 8, 8), np.float32)}

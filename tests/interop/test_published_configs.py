@@ -121,7 +121,7 @@ def test_defaults_of_transformers():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"model_type": "bert"}, "its model_type is bert; of transformers' models vit_jax reads vit, deit"),
+        ({"model_type": "bert"}, "its model_type is bert, but of the models of transformers vit_jax reads only vit"),
         ({"model_type": "vit", "hidden_act": "relu"}, "hidden_act in its configuration must be one of gelu"),
         ({"model_type": "vit", "num_attention_heads": "3"}, "num_attention_heads .* must be a whole number"),
         ({"model_type": "vit", "layer_norm_eps": None}, "layer_norm_eps .* must be a number"),
@@ -230,11 +230,11 @@ def test_sizes_of_a_pipe_are_scaled_in_proportion(pipe, size, scaled):
 def test_what_no_library_states_is_refused(tmp_path):
     model, params = small()
     for pipe in ("resize(", "resize", "f.resize(16)|value_range(-1,1)", "resize(open)|value_range(-1,1)"):
-        with pytest.raises(UserError, match="this layout cannot state the preprocessing"):
+        with pytest.raises(UserError, match="the layouts timm and huggingface cannot store the preprocessing"):
             pipes.read_pipe(pipe)
     model = dataclasses.replace(model, preprocess="resize(16)|flip_lr|value_range(-1,1)")
     for layout in ("timm", "huggingface"):
-        with pytest.raises(UserError, match="this layout cannot state the preprocessing"):
+        with pytest.raises(UserError, match="the layouts timm and huggingface cannot store the preprocessing"):
             vit_jax.save(tmp_path / "x", model, params, layout=layout)
     assert not (tmp_path / "x").exists()
 

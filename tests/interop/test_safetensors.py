@@ -277,13 +277,13 @@ def test_two_files_of_one_name_have_a_description_each(tmp_path):
 
 def test_a_pickled_model_is_refused_with_advice(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"only PyTorch can read; save the model there as model\.safetensors"):
+    with pytest.raises(UserError, match=r"only PyTorch can read; save the model from PyTorch as model\.safetensors"):
         vit_jax.load(tmp_path)
 
 
 def test_what_a_file_does_not_state_is_asked_for(tmp_path):
     save_without_notes(tmp_path / "x.safetensors", *small())
-    with pytest.raises(UserError, match=r"does not state the number of attention heads, .*; give num_heads="):
+    with pytest.raises(UserError, match=r"the number of attention heads is not known: .*; give num_heads="):
         vit_jax.load(tmp_path / "x.safetensors")
     heads = small()[0].field("num_heads")
     convert.main(["convert", f"{tmp_path}/x.safetensors", f"{tmp_path}/stated.npz", f"--num-heads={heads}"])

@@ -211,7 +211,7 @@ def test_swiglu_is_the_gate_and_then_the_linear_half():
 
 def test_what_is_wrong_with_a_file_is_said():
     arrays = arrays_of("timm_vit_map")
-    with pytest.raises(UserError, match=r"does not state the number of attention heads.*; give num_heads="):
+    with pytest.raises(UserError, match=r"the number of attention heads is not known: .*; give num_heads="):
         timm_layout.infer_fields(Arrays(arrays))
     wrong = arrays | {"norm_post.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
     with pytest.raises(UserError, match=r"unexpected norm_post\.weight; norm\.bias is \[5\], not \[24\]"):

@@ -193,8 +193,8 @@ def test_adapters_of_some_layers_by_the_names_of_files_for_other_classes(tmp_pat
         ({"use_dora": True}, "states use_dora=True, which is not supported"),
         ({"init_lora_weights": "pissa"}, "states init_lora_weights=pissa, which is not supported"),
         ({"lora_alpha": None}, "adapter_config.json does not describe adapters: "),
-        ({"base_model_name_or_path": None}, "write the path or the name of its weights into base_model_name_or_path"),
-        ({"base_model_name_or_path": "absent.npz"}, "the weights that it adapts, absent.npz: does not exist"),
+        ({"base_model_name_or_path": None}, "write their path or their name into its field base_model_name_or_path"),
+        ({"base_model_name_or_path": "absent.npz"}, "cannot load the weights to adapt: absent.npz: does not exist"),
         ({"base_model_name_or_path": "adapter"}, "adapter_config.json names its own folder as the weights to adapt"),
     ],
 )
@@ -210,7 +210,7 @@ def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
 def test_incomplete_folders_of_adapters(tmp_path):
     written(tmp_path / "adapter", *adapted("gelu"))
     (tmp_path / "adapter" / "adapter_config.json").unlink()
-    with pytest.raises(UserError, match=r"adapter_model.safetensors lacks adapter_config.json beside it"):
+    with pytest.raises(UserError, match=r"adapter_config.json, which names the weights to adapt, is missing; copy"):
         vit_jax.load(tmp_path / "adapter")
     (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
     with pytest.raises(
@@ -223,13 +223,11 @@ def test_adapters_of_another_model_are_refused(tmp_path):
     written(tmp_path / "adapter", *adapted("gelu"))
     other, params, _ = adapted("gelu", width=48, num_heads=2)
     vit_jax.save(tmp_path / "base.npz", other, params)
-    with pytest.raises(
-        UserError, match=r"the weights that they adapt, .*base.npz, do not suit each other: .* width 48"
-    ):
+    with pytest.raises(UserError, match=r"the adapters do not fit .*base.npz, the weights that they name: .* width 48"):
         vit_jax.load(tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     save_file(load_file(path), path)  # without the notes that describe the model
-    with pytest.raises(UserError, match=r"is adapted by \[\d+, 3\] times \[3, \d+\], which does not fit"):
+    with pytest.raises(UserError, match=r"have the shapes \[3, \d+\] and \[\d+, 3\], which do not fit"):
         vit_jax.load(tmp_path / "adapter")
     layer = "base_model.model.vit.layers.0.mlp.fc9.lora_A.weight"
     save_file({layer: np.zeros((2, 48), np.float32)}, path)

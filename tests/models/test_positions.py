@@ -262,9 +262,9 @@ def test_the_plain_form_replaces_the_kernel_of_relative_positions():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"position": "relative", "position_place": "blocks"}, "relative has one place, inside the attention"),
-        ({"position": "none", "position_place": "shared"}, "none has one place, at the stem"),
-        ({"position": "sincos2d", "position_place": "blocks"}, "sincos2d has one place, at the stem"),
+        ({"position": "relative", "position_place": "blocks"}, "with position=relative set position_place=stem"),
+        ({"position": "none", "position_place": "shared"}, "with position=none set position_place=stem"),
+        ({"position": "sincos2d", "position_place": "blocks"}, "position_place=blocks needs position=learned"),
         ({"relative_clip": 3}, "are fields of position='relative'"),
         ({"position": "relative", "relative_clip": -1}, "relative_clip must be 0 or more"),
         ({"position_std": -0.1}, "position_std must be 0 or more"),

@@ -146,8 +146,8 @@ def test_gradients_of_a_block_are_stopped_by_name(config):
             0.75,
             r"optim.layer_decay=0.75 changes no rate while optim.frozen_blocks=12 freezes all blocks",
         ),
-        ("BiT-R50x1", 0, 0.75, r"BiT-R50x1 has no encoder blocks to count: leave .* names its stages, as root/\.\*=0"),
-        ("BiT-R50x1", 1, 1.0, r"BiT-R50x1 has no encoder blocks to count"),
+        ("BiT-R50x1", 0, 0.75, r"BiT-R50x1 has no encoder blocks: set .* stages set .*, as in root/\.\*=0,stage1"),
+        ("BiT-R50x1", 1, 1.0, r"BiT-R50x1 has no encoder blocks: set optim.frozen_blocks=0"),
     ],
 )
 def test_blocks_that_are_not_there(name, frozen, decay, message):

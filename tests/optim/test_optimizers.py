@@ -90,9 +90,9 @@ def test_both_passes_of_sam_count(tiny):
     ("fields", "sentence"),
     [
         ({"name": "lamb", "decay_factor": "schedule"}, "lamb scales the weight decay together with the update; set "),
-        ({"name": "schedule_free_adamw", "ema_decay": 0.9}, "evaluates an average of its own; set --config.optim.ema"),
-        ({"name": "schedule_free_adamw", "beta1": 0.0, "ema_decay": 0.0}, "divides by optim.beta1; choose one above 0"),
-        ({"sam_alpha": 0.1}, "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho; set it above 0"),
+        ({"name": "schedule_free_adamw", "ema_decay": 0.9}, "already averages the parameters that are evaluated"),
+        ({"name": "schedule_free_adamw", "beta1": 0.0, "ema_decay": 0.0}, "by optim.beta1, which must be above 0; set"),
+        ({"sam_alpha": 0.1}, "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho above 0; set"),
         ({"sam_rho": 0.1, "sam_rho_min": 0.2}, r"optim.sam_rho_min=0.2 must be at most optim.sam_rho=0.1"),
     ],
 )

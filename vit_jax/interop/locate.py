@@ -64,7 +64,8 @@ def locate_base(adapter: peft.Adapter) -> str:
         paths = Path(adapter.base).expanduser(), adapter.folder / adapter.base
         existing = next((path for path in paths if path.exists()), None)
         if existing and existing.resolve() == adapter.folder.resolve():
-            raise UserError(f"{peft.CONFIG} names its own folder as the weights to adapt")
+            advice = "write the path or name of the original weights into base_model_name_or_path"
+            raise UserError(f"{peft.CONFIG} names its own folder as the weights to adapt; {advice}")
     if existing:
         return str(existing)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter.base) and not catalog.is_published(adapter.base):
@@ -134,5 +135,5 @@ def _find_in_folder(folder: Path) -> Path:
         return single[0]
     for name, readable in (("pytorch_model.bin", "model.safetensors"), ("adapter_model.bin", peft.WEIGHTS)):
         if (folder / name).is_file():
-            raise UserError(f"contains {name}, which only PyTorch can read; save the model there as {readable}")
+            raise UserError(f"contains {name}, which only PyTorch can read; save the model from PyTorch as {readable}")
     raise UserError(f"contains neither {MODEL_FILE} nor {HUB_FILES[0]} nor checkpoints")

@@ -39,7 +39,7 @@ def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
     if form == "vit":
         return stated
     if {value for name in ("image_mean", "image_std") for value in stated.fields.get(name, ())} - {0.5}:
-        raise UserError("vit_jax has no BiT with another mean or std of images than 0.5")
+        raise UserError("vit_jax does not support a BiT whose image mean or std is not 0.5")
     return stated._replace(fields={}, sizes={})
 
 
@@ -57,7 +57,7 @@ def describe_huggingface(
     missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated.fields, **given}]
     if missing:
         words = " ".join(f"{key}=" for key in missing)
-        raise UserError(f"its config.json must be in the same folder; without it, give {words}")
+        raise UserError(f"its config.json must be in the same folder; without it, give {words} to vit_jax.load")
     return form, _description(fields, stated)
 
 

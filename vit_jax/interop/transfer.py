@@ -62,7 +62,7 @@ def adapt_parameters(
         raise UserError(f"the checkpoint contains a model with {differences}; {_remedy(source, target, config_fields)}")
     if keep_head and source.field("head") != target.field("head"):
         raise UserError(
-            f"the checkpoint's head is for {HEADS[source.field('head')]}, but the task's is for "
+            f"the checkpoint's head is for {HEADS[source.field('head')]}, but this run needs one for "
             f"{HEADS[target.field('head')]}; without --config.keep_head the run starts with a new head."
         )
     old_classes, new_classes = source.field("num_classes"), target.field("num_classes")
@@ -97,8 +97,8 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
     if moved:
         index, name = moved[0]
         raise UserError(
-            f"class {name!r} has label {index} in the checkpoint's head, but label {indices[name]} in the data; both "
-            "need one order of the classes."
+            f"class {name!r} has label {index} in the checkpoint's head, but label {indices[name]} in the data; give "
+            "the classes of the data the order of those in the head."
         )
     words = ", ".join(old[:3]), ", ".join(new[:3])
     logging.getLogger(__name__).warning(

@@ -176,7 +176,7 @@ def _load_adapted(
     try:
         source, loaded = load(base, resample=method, **sizes)
     except UserError as error:
-        raise UserError(f"the weights that it adapts, {printable(error)}") from None
+        raise UserError(f"cannot load the weights to adapt: {printable(error)}") from None
     if stated:
         model = _create_as_stored(stated.model, stated.keywords, given)
     else:
@@ -192,9 +192,7 @@ def _load_adapted(
         params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
     except UserError as error:
         message = str(error).partition("; to match it")[0]
-        raise UserError(
-            f"the adapters and the weights that they adapt, {base}, do not suit each other: {message}"
-        ) from None
+        raise UserError(f"the adapters do not fit {base}, the weights that they name: {message}") from None
     params = peft.add_adapter(adapter, arrays, model, {name: np.asarray(leaf) for name, leaf in params.items()})
     _check_parameters(model, params)
     return model, params

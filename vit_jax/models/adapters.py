@@ -53,7 +53,7 @@ def add_adapters(params: ArrayTree, rank: int, alpha: float, where: str, key: ja
     leaves = tree.flatten(params)
     kernels = {name: kernel for name, kernel in leaves.items() if is_stacked(name) and name.endswith("/kernel")}
     if not kernels:
-        raise UserError("adapt.rank needs a model with encoder blocks, whose kernels it adapts; leave it at 0.")
+        raise UserError("adapt.rank needs a model with encoder blocks; set --config.adapt.rank=0 for this model.")
     for number, (name, kernel) in enumerate(kernels.items()):
         layer = name.removesuffix("/kernel")
         factors = factors_of(layer)

@@ -29,7 +29,7 @@ class RelativeAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> Float[Array, "batch rows columns values"]:
-        """Returns what each place attends to."""
+        """Returns, for each place, the sum of the values of all places, weighted by the attention weights."""
         batch, rows, columns, channels = x.shape
         size = max(MIN_KEY_SIZE, round(KEY_RATIO * channels / HEADS))
         keys = HEADS * size

@@ -35,7 +35,7 @@ def block_name(name: str, block: int) -> str:
 
 
 def count_blocks(params: ArrayTree) -> int:
-    """Returns the number of blocks in the parameters: the rows of their stacks; 0: there are none."""
+    """Returns the number of encoder blocks in the parameters: the length of their stacked arrays, 0 without blocks."""
     return next((leaf.shape[0] for name, leaf in tree.flatten(params).items() if is_stacked(name)), 0)
 
 
@@ -54,8 +54,8 @@ def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay:
     """
     if depth is None and (frozen_blocks or layer_decay != 1):
         raise UserError(
-            f"{model} has no encoder blocks to count: leave optim.frozen_blocks at 0 and optim.layer_decay at 1; "
-            "optim.lr_multipliers names its stages, as root/.*=0,stage1/.*=0.1."
+            f"{model} has no encoder blocks: set optim.frozen_blocks=0 and optim.layer_decay=1; for the rates of its "
+            "stages set optim.lr_multipliers, as in root/.*=0,stage1/.*=0.1."
         )
     if depth is None:
         return

@@ -161,7 +161,7 @@ class Model:
             UserError: the images do not fit the model's resolution or patches, or a capture is unknown.
         """
         if masked is not None and self.field("head") != "patches":
-            raise UserError(f"{self.name} has no [mask] embedding; create it with head='patches'.")
+            raise UserError(f"{self.name} has no [mask] embedding; create the model with head='patches'.")
         for word in capture:
             if self.field(choose("capture", word, CAPTURES)) is None:
                 raise UserError(f"{self.name} has no {word} to capture.")

@@ -145,12 +145,11 @@ class PositionSpec:
     def __post_init__(self):
         """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
         image_size(self.resolution)
-        inside = "inside the attention" if self.kind == "relative" else "at the stem"
         refuse(
             (
                 self.place != "stem" and self.kind not in ADDED_POSITIONS,
-                f"position {self.kind} has one place, {inside}: leave position_place at stem; {self.place} is for "
-                f"{' and '.join(ADDED_POSITIONS)}.",
+                f"position_place={self.place} needs position={' or '.join(ADDED_POSITIONS)}; with "
+                f"position={self.kind} set position_place=stem.",
             ),
             (
                 self.kind != "relative" and (self.relative_tables, self.relative_clip) != ("block", 0),
@@ -200,7 +199,7 @@ class AttentionSpec:
             ),
             (
                 self.pattern == "local2d" and not self.window,
-                "attention_pattern local2d needs attention_window, the patches of a block on a side.",
+                "attention_pattern local2d needs attention_window, the side of a block in patches.",
             ),
         )
 
@@ -266,7 +265,7 @@ class HeadSpec:
             ),
             (
                 self.kind == "patches" and self.final_norm == "pooled",
-                "predicting patches needs normalised tokens; set final_norm to tokens, not pooled.",
+                "head=patches needs final_norm=tokens, not final_norm=pooled.",
             ),
             (
                 self.distilled and not plain,

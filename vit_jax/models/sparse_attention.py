@@ -2,8 +2,8 @@
 
 The patches are arranged in blocks. A query has scores with the keys of its own block and of the blocks around it. These
 are products with shifted copies of the blocks, so that no windows are gathered. The patterns of the Sparse Transformer
-have a second part, in another arrangement. One softmax goes over the scores of all parts (the paper's "merged head"):
-each part gives sums of its own, which are put together at the end.
+have a second set of pairs, in another arrangement of blocks, which is computed as a second part. One softmax goes over
+the scores of all parts (the paper's "merged head"): each part gives sums of its own, which are put together at the end.
 """
 
 import functools

@@ -66,7 +66,8 @@ def _check_parts(spec: "ModelSpec") -> None:
         ),
         (
             is_axial and (position.owner != "model" or position.rotary != "none"),
-            "axial blocks get positions at the stem only: leave position_place and rotary as they are.",
+            "axial blocks get positions at the stem only: set position_place=stem, rotary=none and another "
+            "position than relative.",
         ),
     )
 

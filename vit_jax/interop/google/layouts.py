@@ -214,7 +214,8 @@ def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = N
             f"{layout.prefix}cls is missing, but one of the {rows} position embeddings is for a class token"
         )
     raise UserError(
-        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
+        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) to vit_jax.load, "
+        "or --resolution=HEIGHTxWIDTH to vit_jax.convert"
     )
 
 

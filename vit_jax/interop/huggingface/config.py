@@ -85,7 +85,8 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in DEFAULTS:
         raise UserError(
-            f"its model_type is {printable(kind, 60)}; of transformers' models vit_jax reads {', '.join(DEFAULTS)}"
+            f"its model_type is {printable(kind, 60)}, but of the models of transformers vit_jax reads only "
+            f"{', '.join(DEFAULTS)}"
         )
     epsilon, activation = DEFAULTS[kind]
     activation = ACTIVATIONS[read_choice(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
@@ -203,7 +204,8 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
 
     ratios = [ratio for ratio in range(1, 17) if hidden(ratio) == mlp_dim]
     if not ratios:
-        raise UserError(f"the huggingface layout has no mlp_dim {mlp_dim} for width {width}; use --layout=ours")
+        sizes = f"mlp_dim {mlp_dim} with width {width}"
+        raise UserError(f"the huggingface layout does not support {sizes}; use --layout=ours")
     keys = {"mlp_ratio": ratios[0], "use_swiglu_ffn": swiglu, "layerscale_value": value("layer_scale")}
     return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
 

@@ -91,7 +91,7 @@ def find_adapter(folder: Path) -> Adapter | None:
     if not (folder / WEIGHTS).is_file():
         return None
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{WEIGHTS} lacks {CONFIG} beside it, which names the weights that it adapts")
+        raise UserError(f"{CONFIG}, which names the weights to adapt, is missing; copy it into the folder of {WEIGHTS}")
     errors = OSError, ValueError, TypeError, AttributeError, KeyError
     with user_errors(f"{CONFIG} does not describe adapters", *errors):
         described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -107,8 +107,8 @@ def find_adapter(folder: Path) -> Adapter | None:
         base, revision = described.get("base_model_name_or_path"), described.get("revision")
         if not base:
             raise UserError(
-                f"it has adapters without the model that they adapt; write the path or the name of its weights into "
-                f"base_model_name_or_path of {CONFIG}"
+                f"{CONFIG} does not name the weights to adapt; write their path or their name into its field "
+                "base_model_name_or_path"
             )
         alpha, rank_scaled = float(described["lora_alpha"]), bool(described.get("use_rslora"))
         return Adapter(folder, str(base), str(revision or ""), alpha, rank_scaled)
@@ -194,7 +194,8 @@ def _adapted_kernels(
         inputs = 2 if name.endswith("attention/out/kernel") else 1  # dimensions of the kernel: heads and channels
         sides = [math.prod(side) for side in (kernel[index].shape[:inputs], kernel[index].shape[inputs:])]
         if (b.shape[1], a.shape[1], len(b)) != (rank, *sides):
-            raise UserError(f"{WEIGHTS}: {linear} is adapted by {[*b.shape]} times {[*a.shape]}, which does not fit")
+            shapes = f"the shapes {[*a.shape]} and {[*b.shape]}"
+            raise UserError(f"{WEIGHTS}: the adapters of {linear} have {shapes}, which do not fit the model")
         factor = adapter.alpha / (math.sqrt(rank) if adapter.rank_scaled else rank)
         kernel[index] += factor * (b @ a).T.reshape(kernel[index].shape)
     return kernels

@@ -111,7 +111,7 @@ def _parse_call(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
 
 
 def _unsupported(pipe: str) -> UserError:
-    return UserError(f"this layout cannot state the preprocessing {pipe!r}; use --layout=ours")
+    return UserError(f"the layouts timm and huggingface cannot store the preprocessing {pipe!r}; use --layout=ours")
 
 
 def preparation_of(model: Model) -> tuple[Preparation, list[float], list[float]]:

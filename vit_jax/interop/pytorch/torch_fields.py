@@ -88,5 +88,6 @@ def infer_positions(
     for kind, size in image_sizes(rows, kinds, patch_size, (stated, None, given)):
         return {"position": "learned", "position_rows": kind, "resolution": size}
     raise UserError(
-        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) in pixels"
+        f"its {rows} position embeddings do not form a square grid; give resolution=(height, width) to vit_jax.load, "
+        "or --resolution=HEIGHTxWIDTH to vit_jax.convert"
     )

@@ -206,7 +206,7 @@ def _pretrained_cfg(model: Model) -> dict[str, Any]:
     squash = isinstance(size, tuple)
     side, target = (size[0], cropped[0]) if isinstance(size, tuple) else (size, min(cropped))
     if cropped != (height, width) or (isinstance(size, tuple) and size[0] * width != size[1] * height):
-        raise UserError(f"this layout cannot state the preprocessing {model.preprocess!r}; use --layout=ours")
+        raise UserError(f"the timm layout cannot store the preprocessing {model.preprocess!r}; use --layout=ours")
     return {
         "custom_load": False,
         "input_size": [3, height, width],

@@ -137,9 +137,9 @@ def infer_fields(
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError(
-            "a timm file does not state the number of attention heads, and neither its name nor its folder's is that "
-            f"of an architecture of timm of width {fields['width']}; give num_heads= to vit_jax.load, or --num-heads= "
-            "to vit_jax.convert, which writes a file that states it"
+            "the number of attention heads is not known: a timm file does not state it, and neither the file nor its "
+            f"folder is named after a timm architecture of width {fields['width']}; give num_heads=N to vit_jax.load, "
+            "or --num-heads=N to vit_jax.convert, which writes a file that states it"
         )
     return fields | torch_fields.infer_positions(archive, NAMES, fields, given, stated) | {"num_heads": num_heads}
 
