@@ -54,7 +54,9 @@ def test_as_many_unreadable_images_are_allowed_as_the_message_says(count, data):
         logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize(("devices", "fsdp", "words"), [(1, 3, "3 does not divide 1"), (8, 3, "3 does not divide 8")])
+@pytest.mark.parametrize(
+    ("devices", "fsdp", "words"), [(1, 3, "3, which does not divide 1,"), (8, 3, "3, which does not divide 8,")]
+)
 def test_a_mesh_says_what_does_not_divide_the_devices(tiny, devices, fsdp, words):
     tiny.mesh.fsdp = fsdp
     with pytest.raises(UserError, match=words):

@@ -374,7 +374,7 @@ def test_classes_of_other_names_are_refused_with_a_way_out(run, tmp_path):
     model, params = interop.load(run / "model.npz", class_names=names[::-1])
     interop.save(tmp_path / "model.npz", model, params)
     words = f"source=folder:{tmp_path}/photos,split=train"
-    with pytest.raises(UserError, match=r"whose class 0 is 'class 9', but .* share 10 of 10 names"):
+    with pytest.raises(UserError, match=r"whose class 0 is 'class 9', but .* 10 of 10 names are shared"):
         evaluate.evaluate(tmp_path / "model.npz", requests=[f"classify:{words}"])
     requests = [f"{kind}=predictions:{words},class_map={kind}" for kind in ("names", "order")]
     found = evaluate.evaluate(tmp_path / "model.npz", requests=requests)

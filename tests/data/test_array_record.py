@@ -146,7 +146,7 @@ def change(**fields):
     [
         (
             cut,
-            r"00001-of-00003.array_record( has \d+ bytes, but \d+ are stated|: it is truncated or not an)",
+            r"00001-of-00003.array_record( has \d+ bytes, but its data set states \d+|: it is truncated or not an)",
         ),
         (lambda path: path.write_bytes(os.urandom(path.stat().st_size)), "00001-of-00003.*not an ArrayRecord file"),
         (lambda path: path.write_bytes(b""), r"00001-of-00003.array_record( has 0 bytes|: it is truncated)"),
@@ -305,7 +305,7 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
         fetched.clear()
     cut(tmp_path / "set" / files.file_name("train", 1, 3))
     source = open_source(f"array_record:far:/{tmp_path / 'set'}", "train")
-    with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but \d+ are stated"):
+    with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but its data set states \d+"):
         list(source)
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_tfrecord_is_named_with_its_place(here):
     with pytest.raises(UserError, match=rf"{path} has 14 records, but its data set states 7; copy or pack it again"):
         open_split(config, "train")[0]
     path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"has 0 records, but 7 are stated"):
+    with pytest.raises(UserError, match=r"has 0 records, but its data set states 7"):
         open_split(config, "train")[0]
 
 

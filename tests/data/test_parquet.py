@@ -136,7 +136,7 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(DecodeError, match=r"cannot read record 4 of .*a.parquet: its row group 1 is damaged \(.+\)"):
         damaged[4]
     write_table(tmp_path / "b.parquet", kind=[0] * 9)
-    with pytest.raises(UserError, match=r"b.parquet has no column label, but image, kind"):
+    with pytest.raises(UserError, match=r"b.parquet has no column label, only image, kind"):
         path.write_bytes(whole)
         opened(f"parquet:{tmp_path}")
 

@@ -31,7 +31,7 @@ def arrays(shapes, seed):
 def trained(config, shapes):
     """Parameters after 20 steps on random gradients, and the state of the optimizer."""
     config = resolve_config(config)
-    optimizer = optim.make_optimizer(config, optim.make_schedule(config), optim.UNSCALED)
+    optimizer = optim.make_optimizer(config, optim.make_schedule(config), optim.make_lr_multipliers(config))
     params = tree.unflatten({name: jnp.float32(leaf) for name, leaf in arrays(shapes, 0).items()})
     state, update = optimizer.init(params), jax.jit(optimizer.update)
     for step in range(1, STEPS + 1):

@@ -30,7 +30,9 @@ def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
     if len(free) == 1 and fixed > 0:
         sizes[free[0]], rest = divmod(devices, fixed)
         if rest:
-            given = f"the sizes other than -1 multiply to {fixed}, which does not divide the {devices} devices"
+            given = (
+                f"the sizes other than -1 multiply to {fixed}, which does not divide {devices}, the number of devices"
+            )
             raise UserError(f"cannot build a mesh with {asked}: {given}; choose sizes whose product does.")
     if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
         product = f"mesh sizes multiply to {math.prod(sizes.values())}, but {devices} devices are available"
