@@ -230,6 +230,20 @@ def test_what_is_wrong_with_a_file_is_said():
         read(flat)
 
 
+@pytest.mark.parametrize("name", ["embeddings.position_embeddings", "embeddings.patch_embeddings.projection.bias"])
+def test_what_every_file_of_transformers_has_is_missed(name):
+    arrays = arrays_of("hf_dinov2")
+    [found] = [one for one in arrays if one.endswith(name)]
+    with pytest.raises(UserError, match=f"arrays are missing: {re.escape(found)}"):
+        read({one: array for one, array in arrays.items() if one != found})
+
+
+def test_an_mlp_that_the_file_does_not_have_is_refused():
+    path, _ = fixture("hf_deit_distilled")
+    with pytest.raises(UserError, match=r"intermediate\.dense\.weight is \[\d+, \d+\], not"):
+        vit_jax.load(path.parent, activation="swiglu")
+
+
 TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distilled_head": True}
 
 

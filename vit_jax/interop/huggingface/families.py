@@ -8,23 +8,21 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.interop.mapping import unstated_fields
+from vit_jax.interop.pytorch import MapNames, MlpNames, Names
 
 
 class Family(NamedTuple):
-    """The names of a family's arrays, without the model's prefix and, inside a block, without the block's name."""
+    """A family of models.
 
-    prefix: str  # the prefix of all arrays but the classifier's
-    blocks: str  # prefix; the index of the block follows
-    norms: tuple[str, str]
-    attention: tuple[str, str, str]  # query, key, value
-    out: str
-    dense: tuple[str, str]
-    gated: tuple[tuple[str, ...], str]  # the MLP with SwiGLU; its two widening projections may be one array
-    norm: str
-    patches: str
-    position: str
-    registers: str
-    requires: Mapping[str, tuple[Any, ...]]  # field -> the values with which a model belongs to the family
+    Attributes:
+        names: the names of its arrays in files, without the model's prefix.
+        prefix: the prefix of all arrays but the classifier's.
+        requires: field -> the values with which a model belongs to the family.
+    """
+
+    names: Names
+    prefix: str
+    requires: Mapping[str, tuple[Any, ...]]
 
 
 # Fields that the files of every family state. All other fields have our defaults, or the values in `requires` below.
@@ -35,70 +33,85 @@ STATED = (
 ALL = {name: (value,) for name, value in unstated_fields(STATED).items()}
 PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh"), "class_token": ("auto",)}
 
-VIT = Family(
-    prefix="vit.",
+# distilled_head -> (our name of a head -> its prefix in the file)
+CLASSIFIERS = {
+    False: {"head": "classifier."},
+    True: {"head": "cls_classifier.", "distilled_head": "distillation_classifier."},
+}
+VIT = Names(
+    patches="embeddings.patch_embeddings.projection.",
+    cls="embeddings.cls_token",
+    registers="",
+    position="embeddings.position_embeddings",
     blocks="encoder.layer.",
     norms=("layernorm_before.", "layernorm_after."),
     attention=("attention.attention.query.", "attention.attention.key.", "attention.attention.value."),
     out="attention.output.dense.",
-    dense=("intermediate.dense.", "output.dense."),
-    gated=((), ""),
+    layer_scales=("layer_scale1.lambda1", "layer_scale2.lambda1"),
+    dense=(("intermediate.dense.",), "output.dense."),
+    gated=(("intermediate.dense.",), "output.dense."),
     norm="layernorm.",
-    patches="embeddings.patch_embeddings.projection.",
-    position="embeddings.position_embeddings",
-    registers="",
-    requires=PLAIN | {"pooling": ("token",), "registers": (0,)},
+    map_head=MapNames(
+        prefix="head.",
+        probe="probe",
+        projections=("attention.in_proj_",) * 3,
+        out="attention.out_proj.",
+        norm="layernorm.",
+    ),
+    pre_logits="pooler.dense.",
+    heads=CLASSIFIERS[False],
 )
-DEIT = VIT._replace(
-    prefix="deit.",
-    registers="embeddings.distillation_token",
-    requires=PLAIN
-    | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",), "distilled_head": (False, True)},
-)
-DINOV2 = VIT._replace(
-    prefix="dinov2.",
-    norms=("norm1.", "norm2."),
-    dense=("mlp.fc1.", "mlp.fc2."),
-    gated=(("mlp.weights_in.",), "mlp.weights_out."),
-    requires=ALL | {"pooling": ("token", "token_gap"), "registers": (0,), "pre_logits": (False,)},
-)
-DINOV2_WITH_REGISTERS = DINOV2._replace(
-    prefix="dinov2_with_registers.",
-    registers="embeddings.register_tokens",
-    requires=ALL | {"pooling": ("token", "token_gap"), "position_rows": ("class", "patches"), "pre_logits": (False,)},
-)
+DEIT = VIT._replace(registers="embeddings.distillation_token")
+FC: MlpNames = (("mlp.fc1.",), "mlp.fc2.")
+DINOV2 = VIT._replace(norms=("norm1.", "norm2."), dense=FC, gated=(("mlp.weights_in.",), "mlp.weights_out."))
+DINOV2_WITH_REGISTERS = DINOV2._replace(registers="embeddings.register_tokens")
 SIGLIP = VIT._replace(
-    prefix="vision_model.",
     blocks="encoder.layers.",
     norms=("layer_norm1.", "layer_norm2."),
     attention=("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj."),
     out="self_attn.out_proj.",
-    dense=("mlp.fc1.", "mlp.fc2."),
+    dense=FC,
+    gated=FC,
     norm="post_layernorm.",
     patches="embeddings.patch_embedding.",
     position="embeddings.position_embedding.weight",
-    requires=PLAIN | {"pooling": ("map",), "registers": (0,), "pre_logits": (False,), "num_classes": (0,)},
+    position_ones=0,
 )
+# The model_type in config.json -> family, in the order in which the families are tried.
 FAMILIES = {
-    "vit": VIT,
-    "deit": DEIT,
-    "dinov2": DINOV2,
-    "dinov2_with_registers": DINOV2_WITH_REGISTERS,
-    "siglip_vision_model": SIGLIP,
+    "vit": Family(VIT, "vit.", PLAIN | {"pooling": ("token",), "registers": (0,)}),
+    "deit": Family(
+        DEIT,
+        "deit.",
+        PLAIN | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",), "distilled_head": (False, True)},
+    ),
+    "dinov2": Family(
+        DINOV2, "dinov2.", ALL | {"pooling": ("token", "token_gap"), "registers": (0,), "pre_logits": (False,)}
+    ),
+    "dinov2_with_registers": Family(
+        DINOV2_WITH_REGISTERS,
+        "dinov2_with_registers.",
+        ALL | {"pooling": ("token", "token_gap"), "position_rows": ("class", "patches"), "pre_logits": (False,)},
+    ),
+    "siglip_vision_model": Family(
+        SIGLIP,
+        "vision_model.",
+        PLAIN | {"pooling": ("map",), "registers": (0,), "pre_logits": (False,), "num_classes": (0,)},
+    ),
 }
 
 
-def _in_memory(family: Family, blocks: str) -> Family:
-    return family._replace(
+def _in_memory(names: Names, blocks: str) -> Names:
+    return names._replace(
         blocks=blocks,
         attention=("attention.q_proj.", "attention.k_proj.", "attention.v_proj."),
         out="attention.o_proj.",
-        dense=("mlp.fc1.", "mlp.fc2."),
-        gated=(("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj.") if family.gated[0] else family.gated,
+        dense=FC,
+        gated=FC if names.gated == names.dense else (("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj."),
     )
 
 
-# The families whose models have other names in memory than in their files.
+# The names of the families whose models have other names in memory than in their files.
 IN_MEMORY = {
     "vit": _in_memory(VIT, "layers."),
     "deit": _in_memory(DEIT, "layers."),
@@ -106,10 +119,4 @@ IN_MEMORY = {
     "dinov2_with_registers": _in_memory(DINOV2_WITH_REGISTERS, DINOV2.blocks),
 }
 
-CLS, POOLER = "embeddings.cls_token", "pooler.dense."
-# distilled_head -> (our name of a head -> its prefix in the file)
-CLASSIFIERS = {
-    False: {"head": "classifier."},
-    True: {"head": "cls_classifier.", "distilled_head": "distillation_classifier."},
-}
 MASK_TOKEN = "embeddings.mask_token"

@@ -5,39 +5,27 @@ bare model or a model with a classifier; a DeiT may have two classifiers. What n
 activation) is in `config.json` beside the file. The names of the arrays are in `huggingface.families`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.interop import array_shapes, mapping
+from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.huggingface.families import (
     CLASSIFIERS,
-    CLS,
     DEIT,
     DINOV2,
     DINOV2_WITH_REGISTERS,
     FAMILIES,
     IN_MEMORY,
     MASK_TOKEN,
-    POOLER,
     SIGLIP,
     VIT,
-    Family,
 )
-from vit_jax.interop.mapping import Leaf, ParameterTable, Stack
-from vit_jax.interop.pytorch import (
-    RenamedArchive,
-    dense_leaves,
-    flat,
-    linear,
-    merging_leaves,
-    norm_leaves,
-    patch_leaves,
-    torch_fields,
-)
+from vit_jax.interop.mapping import ParameterTable
+from vit_jax.interop.pytorch import Names, RenamedArchive, model_leaves, torch_fields
 from vit_jax.models import BitSpec, Model, ModelSpec, image_size
 
 
@@ -49,9 +37,10 @@ class Form(NamedTuple):
     in_memory: bool = False  # whether the names are those of a model in memory, which `save_pretrained` changes
 
     @property
-    def names(self) -> Family:
-        """The names of the family's arrays."""
-        return (IN_MEMORY if self.in_memory else FAMILIES)[self.family]
+    def names(self) -> Names:
+        """The names of the arrays of a model with one classifier."""
+        names = IN_MEMORY[self.family] if self.in_memory else FAMILIES[self.family].names
+        return names.under(self.prefix)
 
 
 def detect_form(names: Mapping[str, Any]) -> Form | None:
@@ -116,52 +105,26 @@ def infer_fields(
     Raises:
         UserError: an array is missing that determines a field, or the positions fit no image size.
     """
-    archive, gated = renamed(file, form), _is_gated(form, file)
-    distilled = CLASSIFIERS[True]["distilled_head"] + "weight" in archive
-    names = _names(form, gated, distilled)
+    archive = renamed(file, form)
+    distilled = f"{CLASSIFIERS[True]['distilled_head']}weight" in archive
+    names = form.names._replace(heads=CLASSIFIERS[distilled])
     if f"{form.prefix}pre_layrnorm.weight" in archive:
         raise UserError(
             "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
             "and whose files vit_jax does not read"
         )
-    fields = torch_fields.infer_fields(archive, names) | ({"activation": "swiglu"} if gated else {})
-    fields["distilled_head"] = distilled
+    fields = torch_fields.infer_fields(archive, names, always=(names.position, f"{names.patches}bias"))
     given = None if resolution is None else image_size(resolution)
-    class_token, pooler = names.cls in archive, f"{form.prefix}{POOLER}weight"
-    if pooler in archive:
-        fields |= {"pre_logits": True, "representation_size": array_shapes.shape_of(archive, pooler)[0]}
     both = form.family.startswith("dinov2") and fields["num_classes"]
-    fields["pooling"] = "map" if not class_token else "token_gap" if both else "token"
+    fields["pooling"] = "map" if names.cls not in archive else "token_gap" if both else "token"
     return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
-
-
-def _is_gated(form: Form, file: Archive) -> bool:
-    """Returns whether the MLPs of a file have SwiGLU."""
-    first = f"{form.prefix}{form.names.blocks}0."
-    return any(f"{first}{projection}weight" in file for projection in form.names.gated[0])
-
-
-def _names(form: Form, gated: bool, distilled: bool) -> torch_fields.Names:
-    family, prefix = form.names, form.prefix
-    widening, narrowing = (family.gated[0][0], family.gated[1]) if gated else family.dense
-    return torch_fields.Names(
-        patches=f"{prefix}{family.patches}",
-        cls=prefix + CLS,
-        registers=f"{prefix}{family.registers}",
-        position=f"{prefix}{family.position}",
-        blocks=f"{prefix}{family.blocks}",
-        layer_scale="layer_scale1.lambda1",
-        widening=f"{widening}weight",
-        narrowing=f"{narrowing}weight",
-        head=CLASSIFIERS[distilled]["head"],
-    )
 
 
 def renamed(file: Archive, form: Form) -> RenamedArchive:
     """Returns a file's arrays without those that the model does not need. The names stay as they are."""
     unused = [f"{form.prefix}{MASK_TOKEN}", r".*\.position_ids", r"text_model\..*", r"logit_(scale|bias)"]
     if any(f"{names['head']}weight" in file for names in CLASSIFIERS.values()):
-        unused.append(rf"{form.prefix}{POOLER}(weight|bias)")
+        unused.append(rf"{form.prefix}{VIT.pre_logits}(weight|bias)")
     return RenamedArchive(file, (), "|".join(unused))
 
 
@@ -191,57 +154,4 @@ def to_layout(params: dict[str, Any], spec: Any) -> dict[str, np.ndarray]:
 
 def parameter_table(spec: ModelSpec, form: Form) -> ParameterTable:
     """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
-    family, prefix = form.names, form.prefix
-    table = patch_leaves(f"{prefix}{family.patches}", bias=True)
-    if spec.class_rows:
-        table["cls"] = Leaf(prefix + CLS, ones=2)
-    if spec.prefix.registers:
-        table["registers"] = Leaf(f"{prefix}{family.registers}", ones=1)
-    table["position"] = Leaf(f"{prefix}{family.position}", ones=0 if family is SIGLIP else 1)
-    blocks = [f"{prefix}{family.blocks}{index}." for index in range(spec.depth)]
-    parts = _block_table(spec, family)
-    table |= {f"encoder/blocks/{name}": mapping.of_blocks(part, blocks) for name, part in parts.items()}
-    table |= norm_leaves("encoder/norm", f"{prefix}{family.norm}")
-    if spec.head.pooling == "map":
-        table |= _map_table(f"{prefix}head.")
-    if spec.head.pre_logits:
-        table |= dense_leaves("pre_logits", f"{prefix}{POOLER}")
-    if spec.head.num_classes:
-        for ours, theirs in CLASSIFIERS[spec.head.distilled].items():
-            table |= dense_leaves(ours, theirs)
-    return table
-
-
-def _block_table(spec: ModelSpec, family: Family) -> ParameterTable:
-    """Returns the table of one block, without the block's name."""
-    table = norm_leaves("norm1", family.norms[0]) | norm_leaves("norm2", family.norms[1])
-    table |= _stacked_leaves("attention/qkv", family.attention) | merging_leaves("attention/out", family.out)
-    if spec.block.layer_scale:
-        table |= {f"layer_scale{number}": Leaf(f"layer_scale{number}.lambda1") for number in (1, 2)}
-    if spec.block.activation != "swiglu":
-        return table | dense_leaves("mlp/dense1", family.dense[0]) | dense_leaves("mlp/dense2", family.dense[1])
-    parts, narrowing = family.gated
-    one_array = len(parts) == 1
-    table |= dense_leaves("mlp/dense1_gated", *parts) if one_array else _stacked_leaves("mlp/dense1_gated", parts)
-    return table | dense_leaves("mlp/dense2", narrowing)
-
-
-def _stacked_leaves(ours: str, theirs: Sequence[str]) -> ParameterTable:
-    """Returns the table of one of our linear layers that is several layers with the same inputs in the file."""
-    kinds = (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat))  # the axis is counted with the layers
-    return {
-        f"{ours}/{kind}": Stack(axis, [Leaf(f"{part}{name}", arrange=arrange) for part in theirs])
-        for kind, axis, name, arrange in kinds
-    }
-
-
-def _map_table(prefix: str) -> ParameterTable:
-    """Returns the table of attention pooling. Queries, keys and values are one array of the file."""
-    table: ParameterTable = {"map_head/probe": Leaf(f"{prefix}probe", ones=2)}
-    for part in ("query", "key", "value"):
-        table |= dense_leaves(f"map_head/attention/{part}", f"{prefix}attention.in_proj_")
-    table |= merging_leaves("map_head/attention/out", f"{prefix}attention.out_proj.")
-    table |= norm_leaves("map_head/norm", f"{prefix}layernorm.")
-    for number in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{number}", f"{prefix}mlp.fc{number}.")
-    return table
+    return model_leaves(spec, form.names._replace(heads=CLASSIFIERS[spec.head.distilled]))

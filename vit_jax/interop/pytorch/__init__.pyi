@@ -2,13 +2,12 @@ from . import pipes as pipes
 from . import torch_fields as torch_fields
 from .arrays import RenamedArchive as RenamedArchive
 from .arrays import convolution as convolution
-from .arrays import dense_leaves as dense_leaves
-from .arrays import flat as flat
-from .arrays import linear as linear
-from .arrays import merging_leaves as merging_leaves
+from .arrays import model_leaves as model_leaves
 from .arrays import norm_leaves as norm_leaves
-from .arrays import patch_leaves as patch_leaves
 from .arrays import rename as rename
+from .names import MapNames as MapNames
+from .names import MlpNames as MlpNames
+from .names import Names as Names
 from .published_config import CONFIG_FILE as CONFIG_FILE
 from .published_config import PublishedConfig as PublishedConfig
 from .published_config import colours as colours

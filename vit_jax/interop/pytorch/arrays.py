@@ -1,11 +1,13 @@
-"""Views of our parameters with the axes of PyTorch, and archives whose names changed between versions."""
+"""The tables of ViTs in PyTorch's layouts, by which files are both read and written, and archives with other names."""
 
 import re
 
 import numpy as np
 
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.mapping import Leaf, ParameterTable
+from vit_jax.interop.mapping import Leaf, ParameterTable, Stack, of_blocks
+from vit_jax.interop.pytorch.names import MapNames, Names
+from vit_jax.models import ModelSpec
 
 Renaming = tuple[tuple[str, str], ...]  # pattern, replacement
 
@@ -30,15 +32,18 @@ def flat(bias: np.ndarray) -> np.ndarray:
     return bias.reshape(-1, copy=False)
 
 
-def dense_leaves(ours: str, theirs: str) -> ParameterTable:
+def dense_leaves(ours: str, *theirs: str) -> ParameterTable:
     """Returns the table of a linear layer whose outputs may have several axes.
 
     `ours` is our name of the layer and `theirs` the prefix of its names in the file, here and in the functions below.
+    Several prefixes are those of layers with the same inputs, which are stacked in our layer.
     """
-    return {
-        f"{ours}/kernel": Leaf(f"{theirs}weight", arrange=linear),
-        f"{ours}/bias": Leaf(f"{theirs}bias", arrange=flat),
-    }
+    kinds = (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat))  # the axis is counted with the layers
+    table: ParameterTable = {}
+    for kind, axis, name, arrange in kinds:
+        leaves = [Leaf(f"{part}{name}", arrange=arrange) for part in theirs]
+        table[f"{ours}/{kind}"] = Stack(axis, leaves) if len(leaves) > 1 else leaves[0]
+    return table
 
 
 def merging_leaves(ours: str, theirs: str) -> ParameterTable:
@@ -51,10 +56,56 @@ def norm_leaves(ours: str, theirs: str) -> ParameterTable:
     return {f"{ours}/scale": Leaf(f"{theirs}weight"), f"{ours}/bias": Leaf(f"{theirs}bias")}
 
 
-def patch_leaves(theirs: str, bias: bool) -> ParameterTable:
-    """Returns the table of the projection of patches, with or without a bias."""
-    table: ParameterTable = {"embed/kernel": Leaf(f"{theirs}weight", arrange=convolution)}
-    return table | ({"embed/bias": Leaf(f"{theirs}bias")} if bias else {})
+def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
+    """Returns our name -> the arrays that the parameter consists of, for all parameters of a ViT but its ResNet's."""
+    table: ParameterTable = {"embed/kernel": Leaf(f"{names.patches}weight", arrange=convolution)}
+    if spec.stem.bias:
+        table["embed/bias"] = Leaf(f"{names.patches}bias")
+    if spec.class_rows:
+        table["cls"] = Leaf(names.cls, ones=2)
+    if spec.prefix.registers:
+        table["registers"] = Leaf(names.registers, ones=1)
+    if spec.position.kind == "learned":
+        table["position"] = Leaf(names.position, ones=names.position_ones)
+    blocks = [f"{names.blocks}{index}." for index in range(spec.depth)]
+    table |= {f"encoder/blocks/{name}": of_blocks(part, blocks) for name, part in block_leaves(spec, names).items()}
+    pooled = spec.head.final_norm == "pooled"
+    table |= norm_leaves("pooled_norm", names.pooled_norm) if pooled else norm_leaves("encoder/norm", names.norm)
+    if spec.head.pooling == "map":
+        table |= map_leaves(names.map_head)
+    if spec.head.pre_logits:
+        table |= dense_leaves("pre_logits", names.pre_logits)
+    if spec.head.num_classes:
+        for ours, theirs in names.heads.items():
+            table |= dense_leaves(ours, theirs)
+    return table
+
+
+def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
+    """Returns the table of one block, without the block's name."""
+    table = norm_leaves("norm1", names.norms[0]) | norm_leaves("norm2", names.norms[1])
+    table |= dense_leaves("attention/qkv", *names.attention) | merging_leaves("attention/out", names.out)
+    if spec.attention.qk_norm:
+        table |= norm_leaves("attention/query_norm", names.qk_norms[0])
+        table |= norm_leaves("attention/key_norm", names.qk_norms[1])
+    if spec.block.layer_scale:
+        table |= {f"layer_scale{number}": Leaf(name) for number, name in enumerate(names.layer_scales, 1)}
+    gated = spec.block.activation == "swiglu"
+    widening, narrowing = names.gated if gated else names.dense
+    table |= dense_leaves("mlp/dense1_gated" if gated else "mlp/dense1", *widening)
+    return table | dense_leaves("mlp/dense2", narrowing)
+
+
+def map_leaves(names: MapNames) -> ParameterTable:
+    """Returns the table of attention pooling."""
+    table: ParameterTable = {"map_head/probe": Leaf(names.prefix + names.probe, ones=2)}
+    for ours, theirs in zip(("query", "key", "value"), names.projections, strict=True):
+        table |= dense_leaves(f"map_head/attention/{ours}", names.prefix + theirs)
+    table |= merging_leaves("map_head/attention/out", names.prefix + names.out)
+    table |= norm_leaves("map_head/norm", names.prefix + names.norm)
+    for number in (1, 2):
+        table |= dense_leaves(f"map_head/mlp/dense{number}", f"{names.prefix}mlp.fc{number}.")
+    return table
 
 
 class RenamedArchive(Archive):

@@ -2,59 +2,54 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop.array_shapes import image_sizes, matches, shape_of
+from vit_jax.interop.pytorch.names import Names
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file has only the trained factors
 
 
-class Names(NamedTuple):
-    """The names of the arrays in a layout. The names inside a block are without the block's name."""
-
-    patches: str  # prefix
-    cls: str
-    registers: str
-    position: str
-    blocks: str  # prefix; the index of the block follows
-    layer_scale: str
-    widening: str  # the MLP's first kernel
-    narrowing: str  # the MLP's second kernel
-    head: str  # prefix
-
-
-def infer_fields(archive: Mapping[str, Any], names: Names) -> dict[str, Any]:
+def infer_fields(archive: Mapping[str, Any], names: Names, always: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
-    The fields of pooling, of a ResNet stem and of attention are left out.
+    The fields of a ResNet stem and of attention are left out, and how the tokens are pooled.
 
     Args:
         archive: the arrays of a file.
         names: the names of the file's layout.
+        always: the names of other arrays that every file of the layout has.
 
     Raises:
-        UserError: an array is missing that determines a field.
+        UserError: an array is missing that determines a field or that every file has.
     """
     first = f"{names.blocks}0."
-    needed = [f"{names.patches}weight", first + names.widening, first + names.narrowing]
-    if missing := [name for name in needed if name not in archive]:
+    gated = names.gated != names.dense and any(f"{first}{part}weight" in archive for part in names.gated[0])
+    (widened, *_), narrowed = names.gated if gated else names.dense
+    needed = [f"{names.patches}weight", f"{first}{widened}weight", f"{first}{narrowed}weight"]
+    if missing := [name for name in (*needed, *always) if name not in archive]:
         raise UserError(f"the model cannot be inferred, since arrays are missing: {', '.join(missing)}")
     patches, widening, narrowing = (shape_of(archive, name) for name in needed)
     if len(patches) != 4:
         raise UserError(f"{needed[0]} has the shape {list(patches)}, from which no field can be inferred")
-    mlp_dim, head = narrowing[1], f"{names.head}weight"
-    fields = {
+    mlp_dim, head, pre_logits = narrowing[1], f"{names.heads['head']}weight", f"{names.pre_logits}weight"
+    fields: dict[str, Any] = {
         "width": patches[0],
         "depth": len(matches(archive, rf"{re.escape(names.blocks)}(\d+)\.")),
         "mlp_dim": mlp_dim,
         "patch_size": patches[2],
         "embed_bias": f"{names.patches}bias" in archive,
         "registers": shape_of(archive, names.registers)[-2] if names.registers in archive else 0,
-        "layer_scale": LAYER_SCALE if first + names.layer_scale in archive else 0.0,
+        "layer_scale": LAYER_SCALE if first + names.layer_scales[0] in archive else 0.0,
         "num_classes": shape_of(archive, head)[0] if head in archive else 0,
+        "distilled_head": "distilled_head" in names.heads,
     }
-    return fields | ({"activation": "swiglu"} if widening[0] == 2 * mlp_dim else {})
+    if gated or widening[0] == 2 * mlp_dim:
+        fields["activation"] = "swiglu"
+    if pre_logits in archive:
+        fields |= {"pre_logits": True, "representation_size": shape_of(archive, pre_logits)[0]}
+    return fields
 
 
 def infer_positions(

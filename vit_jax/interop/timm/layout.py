@@ -14,32 +14,33 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.mapping import Leaf, ParameterTable
-from vit_jax.interop.pytorch import (
-    RenamedArchive,
-    dense_leaves,
-    merging_leaves,
-    norm_leaves,
-    patch_leaves,
-    rename,
-    torch_fields,
-)
+from vit_jax.interop.mapping import ParameterTable
+from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, rename, torch_fields
 from vit_jax.interop.timm import bit_layout
 from vit_jax.models import BitSpec, Model, ModelSpec, image_size, resnet_stride
 
-NAMES = torch_fields.Names(
+NAMES = Names(
     patches="patch_embed.proj.",
     cls="cls_token",
     registers="reg_token",
     position="pos_embed",
     blocks="blocks.",
-    layer_scale="ls1.gamma",
-    widening="mlp.fc1.weight",
-    narrowing="mlp.fc2.weight",
-    head="head.",
+    norms=("norm1.", "norm2."),
+    attention=("attn.qkv.",),
+    out="attn.proj.",
+    qk_norms=("attn.q_norm.", "attn.k_norm."),
+    layer_scales=("ls1.gamma", "ls2.gamma"),
+    dense=(("mlp.fc1.",), "mlp.fc2."),
+    gated=(("mlp.fc1.",), "mlp.fc2."),
+    norm="norm.",
+    pooled_norm="fc_norm.",
+    map_head=MapNames("attn_pool.", probe="latent", projections=("q.", "kv.", "kv."), out="proj.", norm="norm."),
+    pre_logits="pre_logits.fc.",
+    heads={"head": "head."},
 )
 BACKBONE = "patch_embed.backbone."
-DISTILLATION_TOKEN, DISTILLED_HEAD = "dist_token", "head_dist."  # of VisionTransformerDistilled
+# Of VisionTransformerDistilled.
+TWO_HEADS = NAMES._replace(registers="dist_token", heads={"head": "head.", "distilled_head": "head_dist."})
 # Where that class computes less than a VisionTransformer does: our field -> the values that it computes.
 DISTILLED = {
     "registers": (1,),
@@ -116,24 +117,22 @@ def infer_fields(
         raise UserError(
             "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
         )
-    distilled = DISTILLATION_TOKEN in archive
-    if distilled and f"{DISTILLED_HEAD}weight" not in archive:
+    names = TWO_HEADS if TWO_HEADS.registers in archive else NAMES
+    if names is TWO_HEADS and f"{names.heads['distilled_head']}weight" not in archive:
         raise UserError(
             "its distillation token has no head (head_dist): then timm averages the representations of both tokens, "
             "which vit_jax does not"
         )
-    names = NAMES._replace(registers=DISTILLATION_TOKEN) if distilled else NAMES
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, names) | _stem_fields(archive)
-    fields["distilled_head"] = distilled
-    if "pre_logits.fc.weight" in archive:
-        fields |= {"pre_logits": True, "representation_size": array_shapes.shape_of(archive, "pre_logits.fc.weight")[0]}
     given = None if resolution is None else image_size(resolution)
-    class_token, pooled = NAMES.cls in archive, "fc_norm.weight" in archive
-    fields["pooling"] = "map" if "attn_pool.latent" in archive else "token" if class_token and not pooled else "gap"
+    class_token, pooled = names.cls in archive, f"{names.pooled_norm}weight" in archive
+    attention_pooling = names.map_head.prefix + names.map_head.probe in archive
+    fields["pooling"] = "map" if attention_pooling else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
-    fields["qk_norm"] = f"{NAMES.blocks}0.attn.q_norm.weight" in archive
+    query_norm = f"{names.blocks}0.{names.qk_norms[0]}weight"
+    fields["qk_norm"] = query_norm in archive
     if fields["qk_norm"]:
-        head_dim = math.prod(archive[f"{NAMES.blocks}0.attn.q_norm.weight"].shape)
+        head_dim = math.prod(archive[query_norm].shape)
         num_heads = fields["width"] // max(head_dim, 1)
     if not num_heads:
         raise UserError(
@@ -141,7 +140,7 @@ def infer_fields(
             f"folder is named after a timm architecture of width {fields['width']}; give num_heads=N to vit_jax.load, "
             "or --num-heads=N to vit_jax.convert, which writes a file that states it"
         )
-    return fields | torch_fields.infer_positions(archive, NAMES, fields, given, stated) | {"num_heads": num_heads}
+    return fields | torch_fields.infer_positions(archive, names, fields, given, stated) | {"num_heads": num_heads}
 
 
 def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,52 +217,7 @@ def _unsupported_beside_two_heads(spec: ModelSpec) -> dict[str, bool]:
 def parameter_table(spec: ModelSpec) -> ParameterTable:
     """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
     table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
-    table |= patch_leaves(NAMES.patches, spec.stem.bias)
-    if spec.class_rows:
-        table["cls"] = Leaf(NAMES.cls, ones=2)
-    if spec.prefix.registers:
-        table["registers"] = Leaf(DISTILLATION_TOKEN if spec.head.distilled else NAMES.registers, ones=1)
-    if spec.position.kind == "learned":
-        table["position"] = Leaf(NAMES.position, ones=1)
-    blocks = [f"{NAMES.blocks}{index}." for index in range(spec.depth)]
-    table |= {f"encoder/blocks/{name}": mapping.of_blocks(part, blocks) for name, part in _block_table(spec).items()}
-    table |= norm_leaves(
-        *(("pooled_norm", "fc_norm.") if spec.head.final_norm == "pooled" else ("encoder/norm", "norm."))
-    )
-    if spec.head.pooling == "map":
-        table |= _map_table()
-    if spec.head.pre_logits:
-        table |= dense_leaves("pre_logits", "pre_logits.fc.")
-    if spec.head.num_classes:
-        table |= dense_leaves("head", NAMES.head)
-    if spec.head.distilled:
-        table |= dense_leaves("distilled_head", DISTILLED_HEAD)
-    return table
-
-
-def _block_table(spec: ModelSpec) -> ParameterTable:
-    """Returns the table of one block, without the block's name."""
-    table = norm_leaves("norm1", "norm1.") | norm_leaves("norm2", "norm2.")
-    table |= dense_leaves("attention/qkv", "attn.qkv.") | merging_leaves("attention/out", "attn.proj.")
-    if spec.attention.qk_norm:
-        table |= norm_leaves("attention/query_norm", "attn.q_norm.") | norm_leaves("attention/key_norm", "attn.k_norm.")
-    if spec.block.layer_scale:
-        table |= {f"layer_scale{number}": Leaf(f"ls{number}.gamma") for number in (1, 2)}
-    widening = "dense1_gated" if spec.block.activation == "swiglu" else "dense1"
-    return table | dense_leaves(f"mlp/{widening}", "mlp.fc1.") | dense_leaves("mlp/dense2", "mlp.fc2.")
-
-
-def _map_table() -> ParameterTable:
-    """Returns the table of attention pooling. Keys and values are one array of the file."""
-    table: ParameterTable = {"map_head/probe": Leaf("attn_pool.latent", ones=2)}
-    for ours, theirs in {"query": "q", "key": "kv", "value": "kv"}.items():
-        table |= dense_leaves(f"map_head/attention/{ours}", f"attn_pool.{theirs}.")
-    table |= merging_leaves("map_head/attention/out", "attn_pool.proj.") | norm_leaves(
-        "map_head/norm", "attn_pool.norm."
-    )
-    for number in (1, 2):
-        table |= dense_leaves(f"map_head/mlp/dense{number}", f"attn_pool.mlp.fc{number}.")
-    return table
+    return table | model_leaves(spec, TWO_HEADS if spec.head.distilled else NAMES)
 
 
 def _stem_table(spec: ModelSpec) -> ParameterTable:
