@@ -156,6 +156,7 @@ def test_classes():
     # ImageNet-21k as Google packed it has no teddy bear.
     assert set(class_names.class_wnids(1000)) - set(class_names.class_wnids(21843)) == {"n04399382"}
     assert class_names.class_names(10) is None and class_names.class_wnids(10) is None
+    assert class_names.class_wnids(1000, class_names.class_names(1000)[:999]) is None  # of other classes
 
 
 def test_the_list_says_how_images_are_preprocessed():

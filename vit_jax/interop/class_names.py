@@ -30,10 +30,11 @@ def class_wnids(num_classes: int, names: Sequence[str] | None = None) -> tuple[s
     Args:
         num_classes: the number of classes.
         names: the names of the classes that a model or data set states. None is returned if they are of other classes:
-            they must be the synsets or, for more than half of the classes, begin with the same lemma as our names.
+            they must be as many as the classes, and they must be the synsets or, for more than half of the classes,
+            begin with the same lemma as our names.
     """
     synsets = _read_synsets(num_classes)
-    if synsets is None:
+    if synsets is None or (names is not None and len(names) != num_classes):
         return None
     wnids = tuple(wnid for wnid, _ in synsets)
     if names is None or tuple(names) == wnids:
