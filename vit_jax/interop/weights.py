@@ -97,7 +97,7 @@ def save(
     chosen = formats.FORMATS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
-    if target.layout != "ours":  # whose arrays are converted one by one as they are written
+    if target.layout != "ours":  # which is written as it is: an .npz file needs only one array at a time
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
     arrays = chosen.write(arrays, model.spec)
     # A .safetensors file says itself what it contains: m.json may be that of an m.npz.
