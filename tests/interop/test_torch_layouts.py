@@ -17,6 +17,7 @@ from vit_jax.interop.archives.arrays import Header
 from vit_jax.interop.google import layouts
 from vit_jax.interop.huggingface import layout as huggingface_layout
 from vit_jax.interop.timm import layout as timm_layout
+from vit_jax.interop.torch_files import TIMM, TIMM_TABLES
 
 DISTILLED = ("timm_deit_distilled", "hf_deit_distilled")  # of tests/fixtures/parity/make_distilled.py
 HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2", *DISTILLED)
@@ -79,9 +80,9 @@ def read(arrays, **config):
         fields = huggingface_layout.infer_fields(archive, form) | config
         model = models.create(models.model_name(fields), **fields)
         return model, huggingface_layout.read_layout(archive, form, model.spec, shapes_of(model))
-    fields = timm_layout.infer_fields(archive, num_heads=config["num_heads"])
+    fields = {"num_heads": config["num_heads"]} | timm_layout.infer_fields(archive)
     model = models.create(models.model_name(fields), **fields)
-    return model, timm_layout.read_layout(archive, "vit", model.spec, shapes_of(model))
+    return model, timm_layout.read_layout(archive, model.spec, shapes_of(model))
 
 
 def outputs_of(model, params, images):
@@ -210,9 +211,9 @@ def test_swiglu_is_the_gate_and_then_the_linear_half():
 
 
 def test_what_is_wrong_with_a_file_is_said():
-    arrays = arrays_of("timm_vit_map")
     with pytest.raises(UserError, match=r"the number of attention heads is not known: .*; give num_heads="):
-        timm_layout.infer_fields(Arrays(arrays))
+        vit_jax.load(fixture("timm_vit_map")[0])
+    arrays = arrays_of("timm_vit_map")
     wrong = arrays | {"norm_post.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
     with pytest.raises(UserError, match=r"unexpected norm_post\.weight; norm\.bias is \[5\], not \[24\]"):
         read(wrong)
@@ -305,9 +306,9 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
     arrays = {name.removeprefix("w/"): stored[name] for name in stored if name.startswith("w/")}
     query, value = (arrays.pop(f"blocks.0.attn.{part}_bias") for part in "qv")
     arrays["blocks.0.attn.qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
-    fields = timm_layout.infer_fields(Arrays(arrays), "vit", (28, 42), num_heads=3)
-    model = models.create("ViT/14", **fields | {"rotary": "axial", "rotary_grid": 16})
-    params = timm_layout.read_layout(Arrays(arrays), "vit", model.spec, shapes_of(model))
+    fields = timm_layout.infer_fields(Arrays(arrays), (28, 42))
+    model = models.create("ViT/14", **fields | {"num_heads": 3, "rotary": "axial", "rotary_grid": 16})
+    params = timm_layout.read_layout(Arrays(arrays), model.spec, shapes_of(model))
     logits = outputs_of(model, tree.unflatten(params), stored["images"])["logits"]
     assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
 
@@ -324,4 +325,4 @@ def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
                 if form:
                     huggingface_layout.infer_fields(archive, form)
                 else:
-                    timm_layout.infer_fields(archive, timm_layout.detect_form(archive), num_heads=3)
+                    TIMM_TABLES[TIMM.detect(archive)].infer_fields(archive)

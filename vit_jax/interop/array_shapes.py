@@ -7,8 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax import UserError
+from vit_jax.models import image_size
 
 Kind = TypeVar("Kind")
+
+
+def given_size(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns (height, width) of the images if the fields that the user gave state it, else None."""
+    return image_size(given["resolution"]) if "resolution" in given else None
 
 
 def shape_of(archive: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -140,19 +140,20 @@ def of_blocks(part: Part, blocks: Sequence[str] | str) -> Part:
     """Returns the arrays of all blocks that make up one of our stacked parameters, given the arrays of one block.
 
     Args:
-        part: the arrays of one block, without the block's name. The axis of a `Stack` in it is an axis of our stacked
-            parameter, whose axis 0 is the layers.
+        part: the arrays of one block, without the block's name. The axis of a `Stack` in it is an axis of the parameter
+            of one block.
         blocks: the prefix of the names in each block. A single text is the prefix in a file whose arrays are stacked
             too: their axis 0 is the layers.
     """
+    if isinstance(blocks, str):
+        return _of_block(part, blocks, layer_axes=1)
+    return Stack(0, [_of_block(part, block, layer_axes=0) for block in blocks])
 
-    def of_block(part: Part, block: str) -> Part:
-        if isinstance(part, Stack):
-            axis = part.axis if block == blocks else part.axis - 1
-            return Stack(axis, [of_block(inner, block) for inner in part.parts])
-        return part._replace(name=f"{block}{part.name}")
 
-    return of_block(part, blocks) if isinstance(blocks, str) else Stack(0, [of_block(part, block) for block in blocks])
+def _of_block(part: Part, block: str, layer_axes: int) -> Part:
+    if isinstance(part, Stack):
+        return Stack(part.axis + layer_axes, [_of_block(inner, block, layer_axes) for inner in part.parts])
+    return part._replace(name=f"{block}{part.name}")
 
 
 def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, list[np.ndarray]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import Format, ModelDescription, describe_model, description_file, read_description
+from vit_jax.interop.description import ModelDescription, describe_model, description_file, read_description
+from vit_jax.interop.format import Format
 from vit_jax.interop.pytorch import json_text
 from vit_jax.models import BitSpec, Model, ModelSpec
 
@@ -16,9 +17,9 @@ def detect_form(archive: Archive) -> str:
     return "ours"
 
 
-def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
-    """Returns the form, and the description in the JSON file beside an archive; raises as `read_description`."""
-    return form, read_description(path)
+def describe_file(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> ModelDescription:
+    """Returns the description in the JSON file beside an archive; raises as `read_description`."""
+    return read_description(path)
 
 
 def read_layout(archive: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:

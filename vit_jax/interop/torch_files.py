@@ -6,29 +6,44 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import Format, ModelDescription
+from vit_jax.interop.array_shapes import given_size
+from vit_jax.interop.description import ModelDescription
+from vit_jax.interop.format import Format
 from vit_jax.interop.huggingface import config as huggingface_config
 from vit_jax.interop.huggingface import layout as huggingface_layout
 from vit_jax.interop.pytorch import PublishedConfig
+from vit_jax.interop.timm import bit_layout
 from vit_jax.interop.timm import config as timm_config
 from vit_jax.interop.timm import layout as timm_layout
+from vit_jax.models import BitSpec, ModelSpec
+
+# The tables of timm's layout by the type of the model's spec, which is the form of a file, in the order in which they
+# are tried.
+TIMM_TABLES: dict[type, Any] = {BitSpec: bit_layout, ModelSpec: timm_layout}
 
 
-def describe_timm(archive: Archive, form: str, path: Path, given: Mapping[str, Any]) -> tuple[str, ModelDescription]:
-    """Returns the form of a timm file and the description of its model.
+def describe_timm(archive: Archive, form: type, path: Path, given: Mapping[str, Any]) -> ModelDescription:
+    """Returns the description of the model in a timm file.
 
     Raises:
         UserError: the number of heads is stated nowhere, or an array is missing that determines a field.
     """
     stated = timm_config.read_folder(path.parent)
-    if form == "vit" and not stated.fields:
+    if form is ModelSpec and not stated.fields:
         stated = timm_config.read_name(path, timm_layout.width_of(archive))
-    heads = given.get("num_heads") or stated.fields.get("num_heads")
-    fields = timm_layout.infer_fields(archive, form, given.get("resolution"), heads, stated.resolution)
-    return form, _description(fields, _for_form(stated, form))
+    fields = TIMM_TABLES[form].infer_fields(archive, given_size(given), stated.resolution)
+    if form is ModelSpec:
+        fields = {"num_heads": given.get("num_heads") or stated.fields.get("num_heads")} | fields
+        if not fields["num_heads"]:
+            raise UserError(
+                "the number of attention heads is not known: a timm file does not state it, and neither the file nor "
+                f"its folder is named after a timm architecture of width {fields['width']}; give num_heads=N to "
+                "vit_jax.load, or --num-heads=N to vit_jax.convert, which writes a file that states it"
+            )
+    return _description(fields, _for_form(stated, form))
 
 
-def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
+def _for_form(stated: PublishedConfig, form: type) -> PublishedConfig:
     """Returns what a configuration states that a model of this form can have.
 
     A BiT has neither `fields` nor `sizes`: only the resolution, preprocessing, class names and loss remain.
@@ -36,7 +51,7 @@ def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
     Raises:
         UserError: a BiT's images have another mean or standard deviation than 0.5.
     """
-    if form == "vit":
+    if form is ModelSpec:
         return stated
     if {value for name in ("image_mean", "image_std") for value in stated.fields.get(name, ())} - {0.5}:
         raise UserError("vit_jax does not support a BiT whose image mean or std is not 0.5")
@@ -45,20 +60,20 @@ def _for_form(stated: PublishedConfig, form: str) -> PublishedConfig:
 
 def describe_huggingface(
     archive: Archive, form: huggingface_layout.Form, path: Path, given: Mapping[str, Any]
-) -> tuple[huggingface_layout.Form, ModelDescription]:
-    """Returns the form of a file of transformers and the description of its model.
+) -> ModelDescription:
+    """Returns the description of the model in a file of transformers.
 
     Raises:
         UserError: num_heads, norm_epsilon or activation is stated nowhere, or an array that determines a field is
             missing.
     """
     stated = huggingface_config.read_folder(path.parent)
-    fields = huggingface_layout.infer_fields(archive, form, given.get("resolution"), stated.resolution)
+    fields = huggingface_layout.infer_fields(archive, form, given_size(given), stated.resolution)
     missing = [key for key in ("num_heads", "norm_epsilon", "activation") if key not in {**stated.fields, **given}]
     if missing:
         words = " ".join(f"{key}=" for key in missing)
         raise UserError(f"its config.json must be in the same folder; without it, give {words} to vit_jax.load")
-    return form, _description(fields, stated)
+    return _description(fields, stated)
 
 
 def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
@@ -89,10 +104,10 @@ def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
 
 TIMM = Format(
     suffixes=(".safetensors",),
-    detect=timm_layout.detect_form,
+    detect=lambda archive: next((form for form, table in TIMM_TABLES.items() if table.detect_layout(archive)), None),
     describe=describe_timm,
-    read=timm_layout.read_layout,
-    write=timm_layout.to_layout,
+    read=lambda archive, form, spec, shapes: TIMM_TABLES[type(spec)].read_layout(archive, spec, shapes),
+    write=lambda params, spec: TIMM_TABLES[type(spec)].to_layout(params, spec),
     describing_files=timm_config.describing_files,
 )
 HUGGINGFACE = Format(

@@ -117,8 +117,7 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
     with archives.open_archive(path) as archive:
         name, form = formats.detect_format(archive)
         layout = formats.FORMATS[name]
-        written = description.read_notes(archive.notes)
-        form, stated = (form, written) if written else layout.describe(archive, form, path, given)
+        stated = description.read_notes(archive.notes) or layout.describe(archive, form, path, given)
         if located.entry:
             _check_entry(located.entry, name, stated.fields)
         loss = given.get("loss") or located.loss or stated.loss

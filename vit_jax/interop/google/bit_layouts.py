@@ -17,7 +17,7 @@ from vit_jax import UserError
 from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf
-from vit_jax.models import BitSpec, image_size
+from vit_jax.models import BitSpec
 
 NUMBERED = r"(standardized_conv2d)_\d+(?=/)"  # names in released files of VTAB's tasks
 UNIT = r"block(\d{1,3})/unit(\d{1,3})/"  # stage and unit
@@ -158,15 +158,20 @@ def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapp
     return mapping.read_parameters(archive, parameter_table(spec, layout, archive), shapes, layout.prefix)
 
 
-def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.ndarray]:
-    """Returns name -> array of a file in the layout `name`.
+def to_layout(params: dict[str, Any], spec: BitSpec, layout: BitLayout) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in the layout that `choose_layout` returned."""
+    return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
+
+
+def choose_layout(spec: BitSpec, name: str) -> BitLayout:
+    """Returns the layout with a name that can express a model.
 
     Raises:
-        UserError: the layout cannot express the model.
+        UserError: there is none.
     """
     for layout in BIT_LAYOUTS:
         if (layout.name, layout.unit, layout.border) == (name, spec.unit, spec.border) and not spec.later_parts:
-            return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
+            return layout
     border = [f"the border {spec.border}"] if spec.unit == "pre_activation" else []
     what = " and ".join([f"{spec.unit} units", *spec.later_parts, *border])
     raise UserError(
@@ -174,25 +179,25 @@ def to_layout(params: dict[str, Any], spec: BitSpec, name: str) -> dict[str, np.
     )
 
 
-def infer_fields(archive: Archive, layout: BitLayout, resolution: Any = None) -> tuple[BitLayout, dict[str, Any]]:
-    """Returns the layout and the fields of the model whose arrays have these shapes.
+def infer_fields(archive: Archive, layout: BitLayout, given: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes.
 
     Args:
         archive: the arrays of a file.
         layout: what `detect_layout` returned.
-        resolution: the resolution that the user states; None: 224, since no array depends on it.
+        given: (height, width) of the images as the user states it; None: 224, since no array depends on it.
 
     Raises:
         UserError: an array from which a field is inferred has too few dimensions.
     """
     headers = {_unnumbered(name).removeprefix(layout.prefix): archive[name] for name in archive}
-    return layout, {
+    return {
         "stages": array_shapes.count_units(headers, UNIT),
         "width": array_shapes.shape_of(headers, layout.root)[-1],
         "unit": layout.unit,
         "border": layout.border,
         "num_classes": array_shapes.shape_of(headers, layout.head)[-1] if layout.head in headers else 0,
-        "resolution": (224, 224) if resolution is None else image_size(resolution),
+        "resolution": given or (224, 224),
     }
 
 

@@ -21,7 +21,7 @@ from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.google.bit_layouts import UNIT
 from vit_jax.interop.mapping import OTHER_LAYOUT, Leaf, Stack
-from vit_jax.models import ModelSpec, image_size, resnet_stride
+from vit_jax.models import ModelSpec, resnet_stride
 
 POSITION = "Transformer/posembed_input/pos_embedding"
 BLOCKS = "encoder/blocks"  # prefix of our names
@@ -38,12 +38,11 @@ class Layout:
     prefix: str  # the prefix of every name in the file
     numbers: tuple[int, int, int, int]  # numbers after LayerNorm, MultiHeadDotProductAttention, LayerNorm, MlpBlock
     position: str  # the name of the position table
-    class_row: bool  # the position table has a row for the class token
     scanned: bool = False  # the blocks are stacked
 
 
-GOOGLE = Layout("google", "", (0, 1, 2, 3), POSITION, class_row=True)
-BIG_VISION = Layout("big_vision", "params/", (0, 0, 1, 0), "pos_embedding", class_row=False)
+GOOGLE = Layout("google", "", (0, 1, 2, 3), POSITION)
+BIG_VISION = Layout("big_vision", "params/", (0, 0, 1, 0), "pos_embedding")
 
 
 def detect_layout(names: Mapping[str, Any]) -> Layout | None:
@@ -56,10 +55,8 @@ def detect_layout(names: Mapping[str, Any]) -> Layout | None:
     google = any(re.match(r"Transformer/encoderblock_\d+/MlpBlock_3/", name) for name in own)
     base = GOOGLE if google else BIG_VISION
     scanned = any(name.startswith("Transformer/encoderblock/") for name in own)
-    inside = google or POSITION in own  # older files of big_vision have POSITION
-    return dataclasses.replace(
-        base, prefix=prefix, scanned=scanned, position=POSITION if inside else "pos_embedding", class_row=inside
-    )
+    position = POSITION if POSITION in own else base.position  # older files of big_vision have POSITION
+    return dataclasses.replace(base, prefix=prefix, scanned=scanned, position=position)
 
 
 def parameter_table(spec: ModelSpec, layout: Layout) -> mapping.ParameterTable:
@@ -119,7 +116,7 @@ def _block_table(layout: Layout) -> mapping.ParameterTable:
     table |= _leaves(f"{BLOCKS}/attention/out", f"{heads}/out")
     return table | {
         f"{BLOCKS}/attention/qkv/{kind}": Stack(axis, [Leaf(f"{heads}/{part}/{kind}") for part in QKV])
-        for kind, axis in (("kernel", 2), ("bias", 1))  # the axis of the layers is counted too
+        for kind, axis in (("kernel", 1), ("bias", 0))
     }
 
 
@@ -130,6 +127,8 @@ def read_layout(archive: Archive, layout: Layout, spec: ModelSpec, shapes: mappi
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
     folded = _is_class_row_folded(layout, spec)
+    if folded and (position := layout.prefix + layout.position) in archive:  # older files of big_vision have the row
+        folded = archive[position].shape[-2:-1] != shapes["position"][:1]
     if folded:
         shapes = shapes | {"position": (shapes["position"][0] - 1, spec.width)}
     params = mapping.read_parameters(archive, parameter_table(spec, layout), shapes, layout.prefix)
@@ -170,7 +169,7 @@ def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
     positions = ("learned",) if layout.name == "google" else ("learned", "sincos2d")
     unsupported = {f"position embeddings of type {position}": position not in positions}
     unsupported |= mapping.unstated_values(spec, STATED)
-    rows = ("all",) if layout.class_row else ("all", "patches")
+    rows = ("all",) if layout.name == "google" else ("all", "patches")
     unsupported[f"position_rows {spec.position.rows}"] = spec.position.rows not in rows
     return unsupported | {
         "class token and mean pooled together": spec.head.pooling == "token_gap",
@@ -180,35 +179,33 @@ def _unsupported(spec: ModelSpec, layout: Layout) -> dict[str, bool]:
 
 
 def _is_class_row_folded(layout: Layout, spec: ModelSpec) -> bool:
-    """Returns whether a file has the sum of class token and position in place of both. A model only uses the sum."""
-    return bool(spec.position_rows) and spec.position.kind == "learned" and not layout.class_row
+    """Returns whether the layout has one sum in place of class token and position. A model only uses the sum."""
+    return bool(spec.position_rows) and spec.position.kind == "learned" and layout.name == "big_vision"
 
 
-def infer_fields(archive: Mapping[str, Any], layout: Layout, resolution: Any = None) -> tuple[Layout, dict[str, Any]]:
-    """Returns the layout with its final `class_row`, and the fields of the model whose arrays have these shapes.
+def infer_fields(archive: Mapping[str, Any], layout: Layout, given: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes.
 
     Args:
         archive: the arrays of a file.
         layout: what `detect_layout` returned.
-        resolution: the resolution that the user states, or None. Learned positions are taken for those of square images
-            where possible, and of this resolution only elsewhere.
+        given: (height, width) of the images as the user states it, or None. Learned positions are taken for those of
+            square images where possible, and of this size only elsewhere.
 
     Raises:
-        UserError: an array is missing that determines a field, or the positions fit neither a square nor `resolution`.
+        UserError: an array is missing that determines a field, or the positions fit neither a square nor `given`.
     """
-    given = None if resolution is None else image_size(resolution)
     fields = _shape_fields(archive, layout)
     patch_size = fields["patch_size"]
     if fields["position"] != "learned":
         default = max(1, 224 // patch_size) * patch_size
-        return layout, fields | {"resolution": given or (default, default)}
+        return fields | {"resolution": given or (default, default)}
     rows = array_shapes.shape_of(archive, layout.prefix + layout.position)[-2]
     class_tokens = int(fields["pooling"] == "token")
-    class_rows = [True] if layout.name == "google" else [False, True]
-    kinds = {class_row: class_tokens * class_row for class_row in class_rows}
+    kinds = {"all": class_tokens} if layout.name == "google" else {"patches": 0, "all": class_tokens}
     # The published files are of square images: the given resolution is used only where that is impossible.
-    for class_row, stored in array_shapes.image_sizes(rows, kinds, patch_size, (None, given)):
-        return dataclasses.replace(layout, class_row=class_row), fields | {"resolution": stored}
+    for _, stored in array_shapes.image_sizes(rows, kinds, patch_size, (None, given)):
+        return fields | {"resolution": stored}
     if not class_tokens and any(array_shapes.image_sizes(rows, {"class token": 1}, patch_size, (None,))):
         raise UserError(
             f"{layout.prefix}cls is missing, but one of the {rows} position embeddings is for a class token"

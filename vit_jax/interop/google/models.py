@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import Format, ModelDescription
+from vit_jax.interop.array_shapes import given_size
+from vit_jax.interop.description import ModelDescription
+from vit_jax.interop.format import Format
 from vit_jax.interop.google import bit_layouts, layouts
 from vit_jax.models import BitSpec, ModelSpec
 
@@ -23,17 +25,16 @@ def make_format(layout: layouts.Layout) -> Format:
         return form if form and form.name == layout.name else None
 
     def write(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
-        if isinstance(spec, BitSpec):
-            return bit_layouts.to_layout(params, spec, layout.name)
-        return layouts.to_layout(params, spec, layout)
+        form = bit_layouts.choose_layout(spec, layout.name) if isinstance(spec, BitSpec) else layout
+        return TABLES[type(form)].to_layout(params, spec, form)
 
     return Format(suffixes=(".npz",), detect=detect, describe=describe_file, read=read_layout, write=write)
 
 
-def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, Any]) -> tuple[Form, ModelDescription]:
-    """Returns the completed form of a file and its model's description; raises as `infer_fields` of its module."""
-    form, fields = TABLES[type(form)].infer_fields(archive, form, given.get("resolution"))
-    return form, ModelDescription.of_fields(fields, layouts.evaluation_pipe(fields, form.name))
+def describe_file(archive: Archive, form: Form, path: Path, given: Mapping[str, Any]) -> ModelDescription:
+    """Returns the description of a file's model; raises as `infer_fields` of its module."""
+    fields = TABLES[type(form)].infer_fields(archive, form, given_size(given))
+    return ModelDescription.of_fields(fields, layouts.evaluation_pipe(fields, form.name))
 
 
 def read_layout(

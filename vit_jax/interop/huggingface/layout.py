@@ -26,7 +26,7 @@ from vit_jax.interop.huggingface.families import (
 )
 from vit_jax.interop.mapping import ParameterTable
 from vit_jax.interop.pytorch import Names, RenamedArchive, model_leaves, torch_fields
-from vit_jax.models import BitSpec, Model, ModelSpec, image_size
+from vit_jax.models import BitSpec, Model, ModelSpec
 
 
 class Form(NamedTuple):
@@ -92,14 +92,14 @@ def choose_form(spec: ModelSpec | BitSpec) -> Form:
 
 
 def infer_fields(
-    file: Archive, form: Form, resolution: Any = None, stated: tuple[int, int] | None = None
+    file: Archive, form: Form, given: tuple[int, int] | None = None, stated: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Returns the fields that follow from the arrays: all but num_heads, norm_epsilon and activation.
 
     Args:
         file: the arrays of a file of this form.
         form: what `detect_form` returned.
-        resolution: the resolution that the user states, or None; see `torch_fields.infer_positions`.
+        given: (height, width) of the images as the user states it, or None; see `torch_fields.infer_positions`.
         stated: (height, width) of the images in the configuration beside the file, or None.
 
     Raises:
@@ -114,7 +114,6 @@ def infer_fields(
             "and whose files vit_jax does not read"
         )
     fields = torch_fields.infer_fields(archive, names, always=(names.position, f"{names.patches}bias"))
-    given = None if resolution is None else image_size(resolution)
     both = form.family.startswith("dinov2") and fields["num_classes"]
     fields["pooling"] = "map" if names.cls not in archive else "token_gap" if both else "token"
     return fields | torch_fields.infer_positions(archive, names, fields, given, stated)

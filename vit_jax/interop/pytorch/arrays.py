@@ -38,7 +38,7 @@ def dense_leaves(ours: str, *theirs: str) -> ParameterTable:
     `ours` is our name of the layer and `theirs` the prefix of its names in the file, here and in the functions below.
     Several prefixes are those of layers with the same inputs, which are stacked in our layer.
     """
-    kinds = (("kernel", 2, "weight", linear), ("bias", 1, "bias", flat))  # the axis is counted with the layers
+    kinds = (("kernel", 1, "weight", linear), ("bias", 0, "bias", flat))
     table: ParameterTable = {}
     for kind, axis, name, arrange in kinds:
         leaves = [Leaf(f"{part}{name}", arrange=arrange) for part in theirs]

@@ -24,12 +24,16 @@ def detect_layout(names: Mapping[str, Any]) -> bool:
     return {ROOT, "stages.0.blocks.0.norm1.weight", "stages.0.blocks.0.conv1.weight", "norm.weight"} <= set(names)
 
 
-def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str, Any]:
+def infer_fields(
+    archive: Mapping[str, Any], given: tuple[int, int] | None = None, stated: tuple[int, int] | None = None
+) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
     Args:
         archive: the arrays of a file, by timm's names.
-        resolution: the resolution of the images, if it is stated; None: 224, since no array depends on it.
+        given: (height, width) of the images as the user states it, or None.
+        stated: (height, width) of the images in the configuration beside the file, or None. Without both it is 224, as
+            no array depends on it.
     """
     head = f"{HEAD}weight"
     return {
@@ -38,7 +42,7 @@ def infer_fields(archive: Mapping[str, Any], resolution: Any = None) -> dict[str
         "unit": "pre_activation",
         "border": "zeros",
         "num_classes": array_shapes.shape_of(archive, head)[0] if head in archive else 0,
-        "resolution": resolution or (224, 224),
+        "resolution": given or stated or (224, 224),
     }
 
 

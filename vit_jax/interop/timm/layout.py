@@ -17,7 +17,7 @@ from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import ParameterTable
 from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, rename, torch_fields
 from vit_jax.interop.timm import bit_layout
-from vit_jax.models import BitSpec, Model, ModelSpec, image_size, resnet_stride
+from vit_jax.models import Model, ModelSpec, resnet_stride
 
 NAMES = Names(
     patches="patch_embed.proj.",
@@ -72,11 +72,6 @@ STATED = (
 DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
 
 
-def detect_form(names: Mapping[str, Any]) -> str | None:
-    """Returns "vit" or "bit" if arrays with these names are a ViT or a BiT in this layout, else None."""
-    return "bit" if bit_layout.detect_layout(names) else "vit" if detect_layout(names) else None
-
-
 def detect_layout(names: Mapping[str, Any]) -> bool:
     """Returns whether arrays with these names have the layout of ViTs."""
     wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
@@ -89,29 +84,22 @@ def width_of(file: Archive) -> int:
 
 
 def infer_fields(
-    file: Archive,
-    form: str = "vit",
-    resolution: Any = None,
-    num_heads: int | None = None,
-    stated: tuple[int, int] | None = None,
+    file: Archive, given: tuple[int, int] | None = None, stated: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
-    What no array states is as in most of timm's models: exact GELU, class token pooled where there is one.
+    What no array states is as in most of timm's models: exact GELU, class token pooled where there is one. The number
+    of heads is only among the fields if the file has norms of queries.
 
     Args:
         file: the arrays of a file, by timm's current or older names.
-        form: what `detect_form` returned.
-        resolution: the resolution that the user states, or None; see `torch_fields.infer_positions`.
-        num_heads: the number of heads that is stated. It is only needed where the file has no norms of queries.
+        given: (height, width) of the images as the user states it, or None; see `torch_fields.infer_positions`.
         stated: (height, width) of the images in the configuration beside the file, or None.
 
     Raises:
-        UserError: the number of heads is not known, an array is missing that determines a field, the positions fit
-            no image size, or a distillation token has no head.
+        UserError: an array is missing that determines a field, the positions fit no image size, or a distillation token
+            has no head.
     """
-    if form == "bit":
-        return bit_layout.infer_fields(file, stated if resolution is None else image_size(resolution))
     archive = renamed(file)
     if "norm_pre.weight" in archive:
         raise UserError(
@@ -124,7 +112,6 @@ def infer_fields(
             "which vit_jax does not"
         )
     fields: dict[str, Any] = DEFAULTS | torch_fields.infer_fields(archive, names) | _stem_fields(archive)
-    given = None if resolution is None else image_size(resolution)
     class_token, pooled = names.cls in archive, f"{names.pooled_norm}weight" in archive
     attention_pooling = names.map_head.prefix + names.map_head.probe in archive
     fields["pooling"] = "map" if attention_pooling else "token" if class_token and not pooled else "gap"
@@ -133,14 +120,8 @@ def infer_fields(
     fields["qk_norm"] = query_norm in archive
     if fields["qk_norm"]:
         head_dim = math.prod(archive[query_norm].shape)
-        num_heads = fields["width"] // max(head_dim, 1)
-    if not num_heads:
-        raise UserError(
-            "the number of attention heads is not known: a timm file does not state it, and neither the file nor its "
-            f"folder is named after a timm architecture of width {fields['width']}; give num_heads=N to vit_jax.load, "
-            "or --num-heads=N to vit_jax.convert, which writes a file that states it"
-        )
-    return fields | torch_fields.infer_positions(archive, names, fields, given, stated) | {"num_heads": num_heads}
+        fields["num_heads"] = fields["width"] // max(head_dim, 1)
+    return fields | torch_fields.infer_positions(archive, names, fields, given, stated)
 
 
 def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,25 +141,21 @@ def renamed(file: Archive) -> RenamedArchive:
     return RenamedArchive(file, OLDER_NAMES, IGNORED)
 
 
-def read_layout(file: Archive, form: str, spec: ModelSpec | BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
-    """Returns our name -> parameter of a ViT or of a BiT; `shapes` are the shapes of the parameters.
+def read_layout(file: Archive, spec: ModelSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+    """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    if isinstance(spec, BitSpec):
-        return bit_layout.read_layout(file, spec, shapes)
     return mapping.read_parameters(renamed(file), parameter_table(spec), shapes, prefix="")
 
 
-def to_layout(params: dict[str, Any], spec: ModelSpec | BitSpec) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file in this layout, of a ViT or of a BiT.
+def to_layout(params: dict[str, Any], spec: ModelSpec) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file in this layout.
 
     Raises:
         UserError: the layout cannot express the model.
     """
-    if isinstance(spec, BitSpec):
-        return bit_layout.to_layout(params, spec)
     mapping.refuse("timm", _unsupported(spec) | _unsupported_beside_two_heads(spec))
     if spec.position_rows and spec.position_rows < spec.prefix_rows:
         # The class token has a position, the registers have none: a model only ever uses the sum of token and position.
