@@ -26,6 +26,8 @@ from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import Rows, Tokens
 from vit_jax.models.part_specs import AttentionKind
 from vit_jax.models.rotary import ROTARIES
+from vit_jax.models.spec import ModelSpec
+from vit_jax.tree import ArrayTree
 
 IMAGES = 8
 NAMES = "the result", *(f"the gradient of the {name}" for name in ("input", "kernel", "bias", "norms"))
@@ -56,7 +58,7 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
-def draw_change(spec: Any) -> AttentionChange:
+def draw_change(spec: ModelSpec) -> AttentionChange:
     """Returns how a model changes queries and keys, with random parameters of the norms."""
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
@@ -103,7 +105,7 @@ def compare(
     return {name: _difference(actual[name], expected[name]) for name in (NAMES if norms else NAMES[:-1])}
 
 
-def _difference(actual: Any, expected: Any) -> Float[Array, ""]:
+def _difference(actual: ArrayTree, expected: ArrayTree) -> Float[Array, ""]:
     actual, expected = (
         jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(each)]) for each in (actual, expected)
     )

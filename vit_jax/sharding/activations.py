@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from vit_jax.sharding.tables import (
     ACTIVATION_AXES,
@@ -48,7 +49,7 @@ def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
     )
 
 
-def gather(parameter: jax.Array, name: str, dtype: Any) -> jax.Array:
+def gather(parameter: jax.Array, name: str, dtype: DTypeLike) -> jax.Array:
     """Gathers a parameter, where it is used, over the mesh axes that split the batch. Its gradient is split again.
 
     The parameter is rounded to `dtype` to pass between devices, and is returned in its own dtype. The gradient passes
