@@ -274,7 +274,7 @@ def test_parts_of_a_batch_exchange_gradients_each(tiny):
         ({"batch": 12}, "batch=12 is not divisible by accum_steps=1 x 8 devices"),
         ({"accum_steps": 4}, "is not divisible by accum_steps=4 x 8 devices"),
         ({"batch_eval": 9}, "batch_eval=9 is not divisible"),
-        ({"mesh.fsdp": 3}, "mesh.tensor=1: the sizes other than -1 multiply to 3, which does not divide the 8 devices"),
+        ({"mesh.fsdp": 3}, "mesh.tensor=1: the sizes other than -1 multiply to 3, which does not divide 8,"),
         ({"mesh.data": 4}, "mesh sizes multiply to 4, but 8 devices are available"),
         ({"mesh.fsdp": -1}, "mesh sizes must be at least 1; a single one may be -1; use -1 for all remaining"),
         ({"mesh.tensor": 2, "batch": 18}, r"accum_steps=1 x 4 parts \(slice x data x fsdp\); choose a multiple"),

@@ -93,7 +93,7 @@ MISTAKES = [
     (f"{REMOTE} --config.model.name=ViT-B16", "unknown model 'ViT-B16'"),
     (f"{REMOTE} --config.data.preprocess=resise(224)", "did you mean 'resize'"),
     (f"{REMOTE} --config.data.source=fodler:gs://b/d", "unknown data source 'fodler'"),
-    (f"{REMOTE} --config.mesh.fsdp=3", "multiply to 3, which does not divide the 16 devices"),
+    (f"{REMOTE} --config.mesh.fsdp=3", "multiply to 3, which does not divide 16,"),
     (f"{REMOTE} --config.batch=12", "batch=12 is not divisible by"),
 ]
 NOT_THERE = [
