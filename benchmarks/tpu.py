@@ -14,6 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
@@ -36,7 +37,15 @@ SPLIT = {
     "split over 8": (("mesh.data", -1), ("mesh.fsdp", 8)),
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
-FORMS = ((), ("model.qk_norm",), ("model.rotary",), ("model.qk_norm", "model.rotary"))
+FORMS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "neither": (),
+    "`qk_norm`": (("model.qk_norm", True),),
+    "`rotary`": (("model.rotary", "axial"),),
+    "`qk_norm` and `rotary`": (("model.qk_norm", True), ("model.rotary", "axial")),
+    "`position=relative`": (("model.position", "relative"),),
+    "`position=relative`, a table for each head": (("model.position", "relative"), ("model.relative_tables", "head")),
+    "`position=relative`, plain form": (("model.position", "relative"), ("model.attention", "tokens_first")),
+}
 REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
 TWO_BLOCKS = ("model.depth", 2)
 # The steps that a test compiles again.
@@ -226,18 +235,15 @@ def growing(results: Results) -> list[str]:
 
 
 def forms(results: Results) -> list[str]:
-    """Returns the table of B/16 with normalised and rotated queries and keys."""
-    lines, images = [], IMAGES["B/16"]
-    values = {"model.qk_norm": True, "model.rotary": "axial"}
+    """Returns the table of B/16 with normalised and rotated queries and keys, and with relative positions."""
+    lines = []
     plain, *_ = found = [
-        results[Row("vit_jax", "B/16", "v5e:2x2", images, fields=tuple((field, values[field]) for field in form))]
-        for form in FORMS
+        results[Row("vit_jax", "B/16", "v5e:2x2", IMAGES["B/16"], fields=fields)] for fields in FORMS.values()
     ]
     for form, each in zip(FORMS, found, strict=True):
-        names = " and ".join(f"`{field.removeprefix('model.')}`" for field in form)
         ratio = f"{each.schedule.cycles / plain.schedule.cycles:.2f}" if each.schedule and plain.schedule else ""
-        lines.append([names or "neither", *each.cells(), ratio])
-    return table(["queries and keys", *CELLS, "schedule / neither"], lines)
+        lines.append([form, *each.cells(), ratio])
+    return table(["form", *CELLS, "schedule / neither"], lines)
 
 
 def checked(results: Results) -> list[str]:

@@ -78,6 +78,9 @@ PROGRAMS = {
     "undivided": lambda devices: block(devices, batch=6, data=4),
     "fsdp, tensor": lambda devices: block(devices, fsdp=2, tensor=2),
     "changed": lambda devices: block(devices, fields={"qk_norm": True, "rotary": "axial"}, fsdp=2, tensor=2),
+    "relative": lambda devices: block(
+        devices, fields={"position": "relative", "relative_tables": "head"}, fsdp=2, tensor=2
+    ),
     "slices": lambda devices: block(devices, slice=2, data=2, fsdp=2),
 }
 

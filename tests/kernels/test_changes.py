@@ -1,5 +1,7 @@
 """Norms and rotation of queries and keys in the attention kernel, interpreted, against float64."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,9 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     def ours(qkv, bias, rows):
         change = HeadChange(rows, EPSILON, angles)
         tables = change.tables(change.norm_rows, packing, heads, head_dim)
-        attended = kernels.fused_attention(pack(packing, qkv, 1e4), bias, packing, heads, change.for_kernel, tables)
+        attended = kernels.fused_attention(
+            pack(packing, qkv, 1e4), bias, packing, heads, change.for_kernel, tables=tables
+        )
         return unpack(packing, attended)
 
     def exact(qkv, bias, rows):
@@ -60,15 +64,15 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
         np.testing.assert_allclose(one, other, rtol=0, atol=limit)
 
 
-def differentiate(function, arguments, dtype, cotangent):
+def differentiate(function, arguments, dtype, cotangent, interpret=True):
     qkv, *rest = arguments
     rest = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), rest)
-    with kernels.interpret_kernels():
+    with kernels.interpret_kernels() if interpret else contextlib.nullcontext():
         value, transpose = jax.vjp(function, qkv, *rest)
         return value, transpose(cotangent)
 
 
-def attend_exactly(parts, rows, angles):
+def attend_exactly(parts, rows, angles, relative=None):
     query, key, value = (parts[:, :, index] for index in range(3))
     changed = []
     for index, x in enumerate((query, key)):
@@ -81,7 +85,10 @@ def attend_exactly(parts, rows, angles):
             x = jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
         changed.append(x)
     query, key = changed
-    weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
+    if relative is not None:
+        scores += jnp.einsum("bqhd,hqkd->bhqk" if relative.ndim == 4 else "bqhd,qkd->bhqk", query, relative)
+    weights = jax.nn.softmax(scores * query.shape[-1] ** -0.5)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
@@ -107,5 +114,5 @@ def test_the_plain_form_is_the_same():
     change, packing = HeadChange(rows, EPSILON, random.normal(size=(9, 8))), kernels.choose_packing(9, 2, 2)
     tables = change.tables(change.norm_rows, packing, 2, 16)
     packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
-    found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables)
+    found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables=tables)
     np.testing.assert_allclose(unpack(packing, found), tokens_first(change(qkv))[0], atol=1e-5)

@@ -1,6 +1,7 @@
 """Attention in patterns: against loops in float64, on several devices, and what they cost."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +202,18 @@ def test_a_run_says_that_no_kernel_computes_it():
         "gpu": ("auto", run_summary.NO_PATTERN),
         "cpu": ("auto", None),
     }
+
+
+def test_a_run_says_that_a_chip_has_too_little_memory_for_the_kernel(tiny):
+    model = create("ViT-B/16", dtype="bfloat16", qk_norm=True)
+
+    def reason(platform, kind, images=128):
+        return run_summary.lacks_memory(tiny, model, SimpleNamespace(platform=platform, device_kind=kind), images)
+
+    assert reason("tpu", "TPU v4") == run_summary.NO_MEMORY
+    assert not reason("tpu", "TPU v5 lite") and not reason("cpu", "cpu")
+    tiny.model.attention = "tokens_first"
+    assert not reason("tpu", "TPU v4")
 
 
 @pytest.mark.parametrize(

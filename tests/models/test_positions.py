@@ -8,8 +8,9 @@ import scipy.special
 from tests.models.test_later_vits import norm
 from tests.models.test_models import apply, images_of, params_of, shapes_of, tiny
 from tests.test_sharding import on, trained
-from vit_jax import UserError, interop, tree
+from vit_jax import UserError, interop, kernels, tree
 from vit_jax.models import create
+from vit_jax.models.attention_check import measure_differences
 from vit_jax.models.position import relative_table
 from vit_jax.models.resampling import TABLES, resample_relative
 from vit_jax.training import run_summary
@@ -240,23 +241,39 @@ def test_training_on_8_devices_is_that_on_one(tiny, name):
         assert blocks["attention"]["relative_heads"].addressable_shards[0].data.shape[1] == 2 // 2
 
 
-def test_the_plain_form_replaces_the_kernel_of_relative_positions():
+def test_the_kernel_computes_relative_positions():
+    """Where the tokens that have a place follow one another."""
+
     def calls(**fields):
         model = tiny(depth=1, **fields)
         lowered = jax.jit(model.apply).trace(shapes_of(model), images_of()).lower(lowering_platforms=("tpu",))
         return lowered.as_text().count("@tpu_custom_call")
 
-    assert calls(position="learned2d", position_place="shared") and not calls(position="relative")
-    model = create("ViT-B/16", dtype="bfloat16", position="relative")
+    assert calls(position="learned2d", position_place="shared") == calls(position="relative") > 0
+    apart = {"position": "relative", "registers": 1, "position_rows": "class"}
+    assert not calls(**apart)
     found = {}
     for platform, kind in (("tpu", "TPU v5e"), ("gpu", "NVIDIA H100"), ("cpu", "cpu")):
-        chosen = model.for_device(kind, 8)
-        found[platform] = chosen.field("attention"), run_summary.lacks_kernel(chosen, platform)
+        for fields in ({"position": "relative"}, apart):
+            chosen = create("ViT-B/16", dtype="bfloat16", **fields).for_device(kind, 8)
+            found[platform, len(fields)] = chosen.field("attention"), run_summary.lacks_kernel(chosen, platform)
     assert found == {
-        "tpu": ("tokens_first", run_summary.NO_KERNEL),
-        "gpu": ("tokens_first", run_summary.NO_CUDNN),
-        "cpu": ("heads_first", None),
+        ("tpu", 1): ("fused", None),
+        ("tpu", 3): ("tokens_first", run_summary.NO_KERNEL),
+        **{("gpu", count): ("tokens_first", run_summary.NO_CUDNN) for count in (1, 3)},
+        **{("cpu", count): ("heads_first", None) for count in (1, 3)},
     }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"relative_tables": "head"}, {"relative_clip": 2}))],
+)
+def test_the_kernel_is_compared_with_the_plain_form(fields):
+    model = create("ViT-mu/8", attention="fused", dtype="float32", position="relative", resolution=32, **fields)
+    with kernels.interpret_kernels():
+        differences = measure_differences(model.spec, jax.devices()[0])
+    assert "the gradient of the relative positions" in differences and max(differences.values()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -268,7 +285,10 @@ def test_the_plain_form_replaces_the_kernel_of_relative_positions():
         ({"relative_clip": 3}, "are fields of position='relative'"),
         ({"position": "relative", "relative_clip": -1}, "relative_clip must be 0 or more"),
         ({"position_std": -0.1}, "position_std must be 0 or more"),
-        ({"position": "relative", "attention": "fused"}, "attention fused computes no relative positions"),
+        (
+            {"position": "relative", "attention": "fused", "registers": 1, "position_rows": "class"},
+            "attention fused computes no relative positions if the class token has a place and registers have none",
+        ),
         ({"position": "relative", "attention": "cudnn"}, "attention cudnn computes no relative positions"),
         ({"position": "learned2d", "width": 33, "num_heads": 3}, "learned2d needs an even width"),
         ({"position": "learned3d"}, "did you mean 'learned2d'"),

@@ -1,5 +1,4 @@
 from .attention import fused_attention as fused_attention
-from .attention import plain_attention as plain_attention
 from .changes import QKChange as QKChange
 from .changes import lanes_of_heads as lanes_of_heads
 from .compiler_options import Options as Options
@@ -7,5 +6,7 @@ from .compiler_options import choose_options as choose_options
 from .dispatch import interpret_kernels as interpret_kernels
 from .packing import Packing as Packing
 from .packing import round_up as round_up
+from .relative import RelativeKind as RelativeKind
+from .relative import spread_table as spread_table
 from .tiles import choose_packing as choose_packing
 from .vmem import vmem_bytes as vmem_bytes

@@ -21,9 +21,10 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels.bodies import backward_kernel, forward_kernel
 from vit_jax.kernels.change_steps import FusedQKV, apply_change
-from vit_jax.kernels.changes import NORM_ROWS, QKChange, lanes_of_heads
+from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.dispatch import kernel_or_plain
-from vit_jax.kernels.packing import LANES, ROW_TILE, Packing
+from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
+from vit_jax.kernels.relative import RelativeKind
 from vit_jax.kernels.tiles import Shape, make_shape
 
 Attended: TypeAlias = Float[Array, "packs rows width"]
@@ -31,13 +32,14 @@ Bias: TypeAlias = Float[Array, " qkv_width"]
 LogSumExp: TypeAlias = Float[Array, "packs blocks heads lanes"]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def fused_attention(
     projected: FusedQKV,
     bias: Bias,
     packing: Packing,
     heads: int,
     change: QKChange | None = None,
+    relative: RelativeKind | None = None,
     tables: tuple[Array, ...] = (),
 ) -> Attended:
     """Returns the sum of an image's values weighted by softmax(q kᵀ / √head_dim) (equations 6 and 7).
@@ -50,39 +52,62 @@ def fused_attention(
         packing: the packing of the rows.
         heads: the number of heads.
         change: the change of queries and keys before their products; None: there is none.
-        tables: the tables that `change` needs, see `QKChange.num_tables`. Only the table of the norms gets a gradient;
-            the others get zeros.
+        relative: the kind of the relative positions; None: there are none.
+        tables: the tables that `change` needs, see `QKChange.num_tables`; then that of the relative positions, see
+            `relative.spread_table`. The tables of the norms and of the relative positions get a gradient; the others
+            get zeros.
     """
-    return _forward(projected, bias, packing, heads, change, tables)[0]
+    return _forward(projected, bias, packing, heads, change, relative, tables)[0]
 
 
-def plain_attention(qkv: FusedQKV, packing: Packing, heads: int) -> Attended:
-    """Returns what `fused_attention` does, without a kernel, given `qkv` with its bias and its change."""
-    images, width = packing.unpack(qkv.reshape(-1, qkv.shape[-1])), qkv.shape[-1] // 3
-    query, key, value = jnp.moveaxis(images.reshape(*images.shape[:2], 3, heads, -1), 2, 0)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) * query.shape[-1] ** -0.5
-    attended = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(qkv.dtype), value)
-    return packing.pack(attended.reshape(*images.shape[:2], width)).reshape(*qkv.shape[:2], width)
+def plain_attention(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
+    """Returns what `fused_attention` does, without a kernel, given `qkv` with its bias."""
+    packing, changed = shape.packing, apply_change(shape, qkv, tables[: shape.change_tables])
+    images = packing.unpack(changed.reshape(-1, qkv.shape[-1]))
+    query, key, value = jnp.moveaxis(images.reshape(*images.shape[:2], 3, shape.heads, -1), 2, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+    if shape.relative is not None:
+        rows = shape.relative.rows_of_pairs(tables[-1], packing, shape.head_dim)
+        rows = jnp.broadcast_to(rows, (*rows.shape[:2], shape.heads, shape.head_dim))
+        scores += jnp.einsum("bqhd,qkhd->bhqk", query, rows, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores * shape.head_dim**-0.5).astype(qkv.dtype)
+    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+    return packing.pack(attended.reshape(*images.shape[:2], shape.width)).reshape(*qkv.shape[:2], shape.width)
 
 
 def _forward(
-    projected: FusedQKV, bias: Bias, packing: Packing, heads: int, change: QKChange | None, tables: tuple[Array, ...]
+    projected: FusedQKV,
+    bias: Bias,
+    packing: Packing,
+    heads: int,
+    change: QKChange | None,
+    relative: RelativeKind | None,
+    tables: tuple[Array, ...],
 ) -> tuple[Attended, tuple]:
     qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
-    shape = make_shape(qkv.shape, packing, heads)._replace(change=change)
+    shape = make_shape(qkv.shape, packing, heads)._replace(change=change, relative=relative)
+    if relative is not None:
+        tables = *tables[:-1], tables[-1].astype(qkv.dtype)
     attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, shape, qkv, *tables)
     attended, lse = checkpoint_name(attended, "attended"), checkpoint_name(lse, "log_sum_exp")
     return attended, (qkv, attended, lse, tables)
 
 
 def _backward(
-    packing: Packing, heads: int, change: QKChange | None, residuals: tuple, grad: Attended
+    packing: Packing,
+    heads: int,
+    change: QKChange | None,
+    relative: RelativeKind | None,
+    residuals: tuple,
+    grad: Attended,
 ) -> tuple[FusedQKV, Bias, tuple[Array, ...]]:
     *saved, tables = residuals
-    shape = make_shape(saved[0].shape, packing, heads)._replace(change=change)
-    grad_qkv, sums, *of_norms = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *saved, grad, *tables)
-    constant = [jnp.zeros_like(table) for table in tables[len(of_norms) :]]
-    return grad_qkv, sums.sum((0, 1)), (*(each.sum(0)[:NORM_ROWS] for each in of_norms), *constant)
+    shape = make_shape(saved[0].shape, packing, heads)._replace(change=change, relative=relative)
+    grad_qkv, sums, *trained = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *saved, grad, *tables)
+    of_tables = [jnp.zeros(table.shape) for table in tables]
+    for index, each in zip(shape.trained_tables, trained, strict=True):
+        of_tables[index] = each.sum(0)[: len(tables[index])]
+    return grad_qkv, sums.sum((0, 1)), tuple(of_tables)
 
 
 fused_attention.defvjp(_forward, _backward)
@@ -97,7 +122,7 @@ def _forward_on_tpu(interpret: bool, shape: Shape, qkv: FusedQKV, *tables: Array
 def _forward_plain(shape: Shape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     lse = _lse(shape, len(qkv))
     return [
-        plain_attention(apply_change(shape, qkv, tables), shape.packing, shape.heads),
+        plain_attention(shape, qkv, tables),
         jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape),
     ]
 
@@ -106,7 +131,8 @@ def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Ar
     qkv = operands[0]
     totals = [pltpu.VMEM((shape.packs, shape.packing.rows, shape.width), jnp.float32)] * 2
     scratch = _scratch(shape, qkv) + (totals if shape.query_steps > 1 else [])
-    outputs = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype), _sums(shape, len(qkv)), *_norm_sums(shape, len(qkv))
+    of_tables = _table_sums(shape, len(qkv), operands[4:])
+    outputs = jax.ShapeDtypeStruct(qkv.shape, qkv.dtype), _sums(shape, len(qkv)), *of_tables
     return _call(backward_kernel, "attention_backward", shape, operands, outputs, scratch, interpret)
 
 
@@ -115,12 +141,15 @@ def _backward_plain(
 ) -> list[Array]:
 
     def attend(qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
-        return plain_attention(apply_change(shape, qkv, tables), shape.packing, shape.heads)
+        return plain_attention(shape, qkv, tables)
 
     grad_qkv, grad_tables = jax.vjp(attend, qkv, tables)[1](grad)
     sums = _sums(shape, len(qkv))
-    of_norms = [jnp.zeros(each.shape).at[0, :NORM_ROWS].set(grad_tables[0]) for each in _norm_sums(shape, len(qkv))]
-    return [grad_qkv, grad_qkv.reshape(*sums.shape[:2], -1, sums.shape[2]).sum(2, dtype=sums.dtype), *of_norms]
+    trained = [
+        jnp.zeros(each.shape).at[0, : len(tables[index])].set(grad_tables[index])
+        for index, each in zip(shape.trained_tables, _table_sums(shape, len(qkv), tables), strict=True)
+    ]
+    return [grad_qkv, grad_qkv.reshape(*sums.shape[:2], -1, sums.shape[2]).sum(2, dtype=sums.dtype), *trained]
 
 
 def _scratch(shape: Shape, qkv: FusedQKV) -> list[Any]:
@@ -128,12 +157,13 @@ def _scratch(shape: Shape, qkv: FusedQKV) -> list[Any]:
     return [] if shape.change is None else [pltpu.VMEM((shape.packs, qkv.shape[1], 2 * shape.width), qkv.dtype)]
 
 
-def _norm_sums(shape: Shape, packs: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shape of the gradient of the norms' table, one part for each step of the grid; none without norms."""
-    if shape.change is None or shape.change.epsilon is None:
-        return []
-    size = lanes_of_heads(shape.head_dim, shape.width)
-    return [jax.ShapeDtypeStruct((packs // shape.packs, ROW_TILE, size), jnp.float32)]
+def _table_sums(shape: Shape, packs: int, tables: tuple[Any, ...]) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes of the gradients of the trained tables, one part for each step of the grid."""
+    steps, rows = packs // shape.packs, [round_up(len(tables[index]), ROW_TILE) for index in shape.trained_tables]
+    return [
+        jax.ShapeDtypeStruct((steps, count, tables[index].shape[1]), jnp.float32)
+        for index, count in zip(shape.trained_tables, rows, strict=True)
+    ]
 
 
 def _lse(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:

@@ -12,17 +12,11 @@ from jaxtyping import Array
 
 from vit_jax.kernels.change_steps import differentiate_change, write_changed
 from vit_jax.kernels.packing import LANES, ROW_TILE
-from vit_jax.kernels.tiles import Group, Shape, Tile, pipelined, tiles
+from vit_jax.kernels.products import dot, dot_transposed
+from vit_jax.kernels.relative_scores import RelativeScores
+from vit_jax.kernels.tiles import Group, Shape, Tile, first_query, pipelined, tiles
 
 NEVER = 1e30  # a log-sum-exp beside which every weight is zero
-
-
-def _dot(a: Array, b: Array) -> Array:
-    return jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _dot_transposed(a: Array, b: Array) -> Array:
-    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 class _Operand:
@@ -61,11 +55,10 @@ class _Operand:
 
 def _query_rows(group: Group, block: int) -> Any:
     """Returns the rows of a pack in which a block of queries lies."""
-    shape, rows = group.shape, group.rows
-    if shape.query_steps == 1:
-        return slice(rows.start + block * LANES, min(rows.start + (block + 1) * LANES, rows.stop))
-    start = jnp.minimum(pl.program_id(1) * LANES, shape.packing.rows - LANES)
-    return pl.ds(pl.multiple_of(start, ROW_TILE), LANES)
+    first, rows = first_query(group.shape, block), group.rows
+    if group.shape.query_steps > 1:
+        return pl.ds(first, LANES)
+    return slice(rows.start + first, min(rows.start + first + LANES, rows.stop))
 
 
 def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
@@ -78,19 +71,21 @@ def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
 
 def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
     """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
-    compared = qkv
+    tables, (attended, lse, *scratch) = refs[: shape.num_tables], refs[shape.num_tables :]
+    compared, relative = qkv, None
     if shape.change is not None:
-        *tables, attended, lse, compared = refs
-        write_changed(shape, qkv, tuple(tables), compared)
-    else:
-        attended, lse = refs
+        (compared,) = scratch
+        write_changed(shape, qkv, tables[: shape.change_tables], compared)
+    if shape.relative is not None:
+        relative = RelativeScores(shape.relative, shape, tables[-1])
     scale = shape.head_dim**-0.5 * math.log2(math.e)
     operand = _Operand(shape, compared)
     own_values = functools.cache(lambda group: group.only_own(qkv[group.pack, group.rows, group.lanes(2)]).T)
     results: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
 
     def scores(tile: Tile) -> Array:
-        return _dot(operand.rows(tile.group, 1, tile.head), operand.query(tile))
+        products = dot(operand.rows(tile.group, 1, tile.head), operand.query(tile))
+        return relative.add(products, tile, operand.queries(tile.group, tile.block)) if relative else products
 
     def attend(tile: Tile, scores: Array) -> None:
         scores = tile.only_tokens(scores, -jnp.inf)
@@ -101,7 +96,7 @@ def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
         # these images hold, even if it is no number, does not reach this one.
         lse[tile.lse] = tile.only_queries(highest * scale + jnp.log2(total), NEVER)
         values = own_values(tile.group)[tile.channels]
-        results[tile.block].append(tile.only_queries(_dot(values, weights.astype(qkv.dtype)) * (1 / total), 0.0))
+        results[tile.block].append(tile.only_queries(dot(values, weights.astype(qkv.dtype)) * (1 / total), 0.0))
         if tile.last_of_group:
             _store_queries(tile.group, attended, results)
 
@@ -138,23 +133,37 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
         attended: the result of the forward pass.
         lse: the logarithms of the sums of exponentials, from the forward pass.
         grad: the gradient of `attended`.
-        refs: in this order, the tables of a change; the gradient of `qkv`; its sums, see `attention._sums`; the
-            gradient of the norms' table, if there are norms; the changed queries and keys, if there is a change; and
-            the float32 gradients of keys and values accumulated so far, if the grid has steps over the queries.
+        refs: in this order, the tables; the gradient of `qkv`; its sums, see `attention._sums`; the gradients of the
+            trained tables; the changed queries and keys, if there is a change; and the float32 gradients of keys
+            and values accumulated so far, if the grid has steps over the queries.
     """
     tables, (grad_qkv, sums, *rest) = refs[: shape.num_tables], refs[shape.num_tables :]
     of_norms, rest = tuple(rest[: shape.norm_tables]), rest[shape.norm_tables :]
+    relative = None
+    if shape.relative is not None:
+        of_relative, *rest = rest
+        relative = RelativeScores(shape.relative, shape, tables[-1], of_relative)
     if shape.change is None:
-        _differentiate(shape, qkv, qkv, attended, lse, grad, grad_qkv, sums, rest)
+        _differentiate(shape, qkv, qkv, attended, lse, grad, grad_qkv, sums, rest, relative)
         return
     compared, *totals = rest
-    write_changed(shape, qkv, tables, compared)
-    _differentiate(shape, compared, qkv, attended, lse, grad, grad_qkv, sums, totals)
-    differentiate_change(shape, qkv, tables, grad_qkv, sums, of_norms)
+    of_change = tables[: shape.change_tables]
+    write_changed(shape, qkv, of_change, compared)
+    _differentiate(shape, compared, qkv, attended, lse, grad, grad_qkv, sums, totals, relative)
+    differentiate_change(shape, qkv, of_change, grad_qkv, sums, of_norms)
 
 
 def _differentiate(
-    shape: Shape, compared: Any, qkv: Any, attended: Any, lse: Any, grad: Any, grad_qkv: Any, sums: Any, totals: Any
+    shape: Shape,
+    compared: Any,
+    qkv: Any,
+    attended: Any,
+    lse: Any,
+    grad: Any,
+    grad_qkv: Any,
+    sums: Any,
+    totals: Any,
+    relative: RelativeScores | None,
 ) -> None:
     """Writes the gradient of the queries, keys and values that attention gets, and its sums over rows.
 
@@ -170,7 +179,9 @@ def _differentiate(
 
     def scores(tile: Tile) -> tuple[Array, Array]:
         keys, own_values = inputs.rows(tile.group, 1, tile.head), values.rows(tile.group, 2, tile.head)
-        return _dot(keys, inputs.query(tile)), _dot(own_values, output_grads.query(tile))
+        products = dot(keys, inputs.query(tile))
+        products = relative.add(products, tile, inputs.queries(tile.group, tile.block)) if relative else products
+        return products, dot(own_values, output_grads.query(tile))
 
     def differentiate(tile: Tile, computed: tuple[Array, Array]) -> None:
         scores, weights_grad = computed
@@ -180,16 +191,19 @@ def _differentiate(
             operand.queries(tile.group, tile.block)[tile.channels] for operand in (inputs, output_grads, outputs)
         )
         along = (out_grad.astype(jnp.float32) * out.astype(jnp.float32)).sum(0, keepdims=True)
-        scores_grad = (weights * (weights_grad - along)).astype(qkv.dtype)
+        wide_grad, query = weights * (weights_grad - along), _only_new(shape, query)
+        scores_grad = wide_grad.astype(qkv.dtype)
         keys = inputs.transposed(tile.group, 1)[tile.channels]
-        query_grads[tile.block].append(_dot(keys, scores_grad) * scale)
-        blocks.append((scores_grad, _only_new(shape, query), weights.astype(qkv.dtype), _only_new(shape, out_grad)))
+        query_grad = dot(keys, scores_grad)
+        query_grad += relative.differentiate(tile, wide_grad, query, scale) if relative else 0.0
+        query_grads[tile.block].append(query_grad * scale)
+        blocks.append((scores_grad, query, weights.astype(qkv.dtype), _only_new(shape, out_grad)))
         if tile.last_of_head:
             scores_grads, queries, weights_, out_grads = (
                 jnp.concatenate(each, 1) for each in zip(*blocks, strict=True)
             )
             blocks.clear()
-            key_grads.append((_dot_transposed(queries, scores_grads) * scale, _dot_transposed(out_grads, weights_)))
+            key_grads.append((dot_transposed(queries, scores_grads) * scale, dot_transposed(out_grads, weights_)))
         if tile.last_of_group:
             for block in _store_queries(tile.group, grad_qkv, query_grads):
                 if shape.change is None:

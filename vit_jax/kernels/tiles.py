@@ -4,14 +4,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array
 
 from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
+from vit_jax.kernels.relative import RelativeKind
 
 Value = TypeVar("Value")
 
@@ -31,16 +33,27 @@ class Shape(NamedTuple):
     packs: int  # in one step of the grid
     query_steps: int  # over the queries of an image, each of 128 queries; 1: all queries in one step
     change: QKChange | None = None  # of queries and keys, before they are compared
+    relative: RelativeKind | None = None  # the relative positions
+
+    @property
+    def change_tables(self) -> int:
+        """How many tables the change needs."""
+        return self.change.num_tables if self.change is not None else 0
 
     @property
     def num_tables(self) -> int:
-        """How many tables the change needs."""
-        return self.change.num_tables if self.change is not None else 0
+        """How many tables there are: those of the change, then that of the relative positions."""
+        return self.change_tables + (self.relative is not None)
 
     @property
     def norm_tables(self) -> int:
         """How many of these tables hold parameters of norms, which are trained."""
         return self.change.norm_tables if self.change is not None else 0
+
+    @property
+    def trained_tables(self) -> list[int]:
+        """The numbers of the tables that are trained: that of the norms, that of the relative positions."""
+        return [*range(self.norm_tables), *([self.num_tables - 1] if self.relative is not None else [])]
 
     @property
     def width(self) -> int:
@@ -114,10 +127,14 @@ class Group:
     heads: range
 
     @property
-    def rows(self) -> slice:
+    def window(self) -> range:
         """The rows of the pack in which the image lies; it shares the first and the last few with its neighbours."""
-        window = self.shape.packing.window(self.image)
-        return slice(window.start, window.stop)
+        return self.shape.packing.window(self.image)
+
+    @property
+    def rows(self) -> slice:
+        """The window as a slice."""
+        return slice(self.window.start, self.window.stop)
 
     @property
     def shared_rows(self) -> int:
@@ -129,9 +146,14 @@ class Group:
         """Blocks of 128 queries in this step of the grid."""
         return count_blocks(self.shape.packing, self.image) // self.shape.query_steps
 
+    @property
+    def first_token(self) -> int:
+        """The row, counted from the first of `rows`, of the image's first token."""
+        return self.image * self.shape.packing.tokens - self.rows.start
+
     def is_token(self, row: Array) -> Array:
         """Returns whether rows, counted from the first of `rows`, are the image's tokens."""
-        first = self.image * self.shape.packing.tokens - self.rows.start
+        first = self.first_token
         below = row < first + self.shape.packing.tokens
         return below & (row >= first) if first else below
 
@@ -170,6 +192,11 @@ class Tile:
         return self.group.shape
 
     @property
+    def first_query(self) -> Any:
+        """The row of the first query, counted from the first of the group's rows."""
+        return first_query(self.shape, self.block)
+
+    @property
     def lse(self) -> tuple[int, int, slice]:
         """The index of the tile's log-sum-exp in the array of all: (pack, block, head)."""
         return self.group.pack, self.group.image * self.shape.blocks + self.block, slice(self.head, self.head + 1)
@@ -205,6 +232,13 @@ class Tile:
             return x
         row = self.block * LANES + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
         return jnp.where(self.group.is_token(row), x, otherwise)
+
+
+def first_query(shape: Shape, block: int) -> Any:
+    """Returns the row at which a block of queries of this step of the grid begins, counted from the image's first."""
+    if shape.query_steps == 1:
+        return block * LANES
+    return pl.multiple_of(jnp.minimum(pl.program_id(1) * LANES, shape.packing.rows - LANES), ROW_TILE)
 
 
 def tiles(shape: Shape) -> Iterator[Tile]:

@@ -2,6 +2,7 @@
 
 from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
 from vit_jax.kernels.packing import LANES, ROW_TILE
+from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows
 from vit_jax.kernels.tiles import choose_packing, make_shape
 
 # Arrays of [rows, 128] in float32 that the compiler keeps in the backward pass for each block of queries, at most. From
@@ -11,11 +12,21 @@ TILES = 28
 # Arrays of [rows, lanes of heads] in float32, for the rows of queries and keys that are normalised at once. From what
 # libtpu reports: 17.6 MiB in all for two images of 196 tokens of 12 x 64 on v4.
 CHANGED = 14
+# Arrays of [rows of the table for a block of queries, 128] in float32 that relative positions add: at least those of a
+# step, more for steps of many images. libtpu reports for v5e 23 for two images of 196 tokens of 12 x 64, 24 for 257 of
+# 16 x 80, at most 36 for 577 and 1,370, and 57 and 72 for eight images of 49 of 12 x 64 and of 50 of 16 x 64.
+RELATIVE, RELATIVE_OF_IMAGE = 40, 9
 FLOAT32 = 4  # bytes
 
 
 def vmem_bytes(
-    images: int, tokens: int, heads: int, head_dim: int, itemsize: int, change: QKChange | None = None
+    images: int,
+    tokens: int,
+    heads: int,
+    head_dim: int,
+    itemsize: int,
+    change: QKChange | None = None,
+    relative: RelativeKind | None = None,
 ) -> int:
     """Returns an estimate of the bytes that the backward pass needs, which needs more than the forward pass.
 
@@ -26,6 +37,7 @@ def vmem_bytes(
         head_dim: the channels of a head.
         itemsize: the bytes of a channel.
         change: the change of queries and keys; None: there is none.
+        relative: the kind of the relative positions; None: there are none.
     """
     packing = choose_packing(tokens, heads, images)
     rows = packing.rows
@@ -41,4 +53,9 @@ def vmem_bytes(
         changed = shape.packs * rows * 2 * shape.width * itemsize
         changed += CHANGED * change.norm_tables * min(rows, CHANGED_ROWS) * window * FLOAT32
         tables = (NORM_ROWS * change.norm_tables + 2 * rows * change.rotates) * window * FLOAT32
+    if relative is not None:
+        window = count_rows(len(packing.window(0)), head_dim)
+        tiles += max(RELATIVE, RELATIVE_OF_IMAGE * packing.images * shape.packs) * window * LANES * FLOAT32
+        lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
+        tables += ((shape.blocks - 1) * LANES + window) * lanes * (itemsize + FLOAT32)
     return 2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles

@@ -14,7 +14,8 @@ from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
 from vit_jax.models.head_change import QKV, HeadChange
 from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
 from vit_jax.models.part_specs import AttentionKind
-from vit_jax.sharding import constrain, gather, per_device
+from vit_jax.models.position import RelativePositions
+from vit_jax.sharding import constrain, dimensions_of, gather, per_device
 
 Attended: TypeAlias = Float[Array, "batch tokens width"]
 PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
@@ -44,21 +45,29 @@ class AttentionChange(NamedTuple):
 
     Attributes:
         qkv: the change of queries and keys after their projection.
-        scores: the function that gives what is added to the scores, apart from the pattern; None: nothing is added.
+        relative: the relative positions; None: there are none.
         pattern: which tokens attend to which; None: all to all.
     """
 
     qkv: HeadChange = HeadChange()
-    scores: ScoreFunction | None = None
+    relative: RelativePositions | None = None
     pattern: Pattern | None = None
 
     @property
     def added(self) -> ScoreFunction | None:
-        """The function of all that is added to the scores, by `scores` and by the pattern; None: nothing is added."""
-        if self.pattern is None:
-            return self.scores
-        pattern, scores = self.pattern, self.scores
-        return (lambda queries: scores(queries) + pattern.scores(queries)) if scores else pattern.scores
+        """The function of all that is added to the scores; None: nothing is added."""
+        functions = [part.scores for part in (self.relative, self.pattern) if part is not None]
+        return (lambda queries: sum(function(queries) for function in functions)) if functions else None
+
+    @property
+    def relative_kind(self) -> kernels.RelativeKind | None:
+        """The relative positions in the form that the TPU kernel takes; None: there are none, or it takes none."""
+        return self.relative and self.relative.spec.relative_kind
+
+    @property
+    def fits_kernel(self) -> bool:
+        """Whether the TPU kernel computes all that is added to the scores."""
+        return self.pattern is None and (self.relative is None or self.relative_kind is not None)
 
 
 UNCHANGED = AttentionChange()
@@ -163,23 +172,28 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: A
     Each device projects and attends by itself, so that the kernel gets the fused layout as the matmul writes it.
 
     Raises:
-        ValueError: something is added to the scores, or there is a pattern.
+        ValueError: the kernel does not compute all that is added to the scores.
     """
-    if change.added:
+    if not change.fits_kernel:
         raise ValueError("the kernel gets no further scores")
 
-    def attend(x: Rows, norms: Array, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
+    def attend(x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
         kernel, bias = change.qkv.centred(kernel), change.qkv.centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
         tables = change.qkv.tables(norms, packing, heads, head_dim)
-        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, change.qkv.for_kernel, tables)
+        tables += (kernels.spread_table(relative, packing),) if change.relative else ()
+        changes = change.qkv.for_kernel, change.relative_kind
+        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, *changes, tables)
         return attended.reshape(-1, heads * head_dim)
 
-    # Parameters are gathered in the dtype of the rows; the norms, which stay in float32, are passed like rows.
-    names = ("batch", "width"), ("norms", "channels")
+    relative = change.relative.table if change.relative else jnp.zeros((0, 1))
+    # Parameters are gathered in the dtype of the rows; the norms and the relative positions, which stay in float32, are
+    # passed like rows.
+    of_relative = dimensions_of("relative_heads" if relative.ndim == 3 else "relative")
+    names = ("batch", "width"), ("norms", "channels"), of_relative
     attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
-    return attend(x, change.qkv.norm_rows, kernel, bias)
+    return attend(x, change.qkv.norm_rows, relative, kernel, bias)
 
 
 def cudnn(
@@ -207,15 +221,16 @@ def cudnn(
 def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
-    The compiled program does not contain the other forms. On TPUs the kernel is used, unless something is added to the
-    scores, or the kernel needs more memory than the smallest TPUs have: the kind of TPU is not known here. A pattern
-    without further scores is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
+    The compiled program does not contain the other forms. On TPUs the kernel is used, unless it does not compute what
+    is added to the scores, or needs more memory than the smallest TPUs have: the kind of TPU is not known here. A
+    pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
+    differentiation works.
     """
-    if change.pattern and not change.scores and packing.tokens >= IN_BLOCKS:
+    if change.pattern and not change.relative and packing.tokens >= IN_BLOCKS:
         qkv = project(packing.unpack(x), kernel, bias, change)
         return packing.pack(change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
-    changes = change.qkv.for_kernel, bool(change.added)
+    changes = change.qkv.for_kernel, change.relative_kind, not change.fits_kernel
     sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
 
     def plain(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:

@@ -25,12 +25,13 @@ from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
 from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import Rows, Tokens
 from vit_jax.models.part_specs import AttentionKind
+from vit_jax.models.position import RelativePositions, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import ModelSpec
 from vit_jax.tree import ArrayTree
 
 IMAGES = 8
-NAMES = "the result", *(f"the gradient of the {name}" for name in ("input", "kernel", "bias", "norms"))
+PARAMETERS = "input", "kernel", "bias", "norms", "relative positions"
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
 
 
@@ -59,10 +60,14 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
 
 
 def draw_change(spec: ModelSpec) -> AttentionChange:
-    """Returns how a model changes queries and keys, with random parameters of the norms."""
+    """Returns what a model does besides equations 5 to 7, with random norms and relative positions."""
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
-    return AttentionChange(HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec)))
+    change = HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
+    if not spec.has_relative:
+        return AttentionChange(change)
+    draw = lambda name, init, shape, dtype: jax.random.normal(jax.random.key(0), shape, dtype)  # noqa: E731
+    return AttentionChange(change, RelativePositions(spec, relative_table(draw, spec)))
 
 
 def compare(
@@ -76,8 +81,8 @@ def compare(
 ) -> dict[str, Float[Array, ""]]:
     """Returns name -> relative difference between `attention` and the plain form in float32.
 
-    The names are those of the result and of each gradient (`NAMES`). A relative difference is the Euclidean norm of the
-    difference, divided by the norm of the plain form's array.
+    The names are those of the result, and of the gradient of the input and of each parameter. A relative difference is
+    the Euclidean norm of the difference, divided by the norm of the plain form's array.
 
     Args:
         attention: the implementation to compare.
@@ -86,23 +91,31 @@ def compare(
         kernel: the kernel of the projection.
         bias: the bias of the projection.
         grad: the gradient of the result.
-        change: the change of queries and keys.
+        change: what is done besides.
     """
-    norms = change.qkv.norms
+    trained = change.qkv.norms, change.relative and change.relative.table
 
     def run(
-        attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, norms: tuple[Any, ...]
+        attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, trained: tuple[Any, Any]
     ) -> Array:
-        own = AttentionChange(change.qkv._replace(norms=norms))
+        norms, table = trained
+        relative = change.relative and change.relative._replace(table=table)
+        own = AttentionChange(change.qkv._replace(norms=norms), relative)
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
-    result, transpose = jax.vjp(functools.partial(run, attention, packing), x, kernel, bias, norms)
-    actual = dict(zip(NAMES, (result, *transpose(grad)), strict=True))
+    def differentiate(attention: Attention, packing: Packing, dtype: Any) -> list[ArrayTree]:
+        arguments = x.astype(dtype), kernel.astype(dtype), bias, trained
+        result, transpose = jax.vjp(functools.partial(run, attention, packing), *arguments)
+        *grads, (norms, table) = transpose(grad.astype(dtype))
+        return [result, *grads, norms, table]
+
+    actual = differentiate(attention, packing, x.dtype)
     with jax.default_matmul_precision("highest"):
-        plain = functools.partial(run, ATTENTIONS["tokens_first"], choose_packing("tokens_first", packing.tokens, 1, 1))
-        result, transpose = jax.vjp(plain, *(array.astype("float32") for array in (x, kernel)), bias, norms)
-        expected = dict(zip(NAMES, (result, *transpose(grad.astype("float32"))), strict=True))
-    return {name: _difference(actual[name], expected[name]) for name in (NAMES if norms else NAMES[:-1])}
+        plain = choose_packing("tokens_first", packing.tokens, 1, 1)
+        expected = differentiate(ATTENTIONS["tokens_first"], plain, jnp.float32)
+    names = "the result", *(f"the gradient of the {name}" for name in PARAMETERS)
+    pairs = zip(names, actual, expected, strict=True)
+    return {name: _difference(*each) for name, *each in pairs if jax.tree.leaves(each)}
 
 
 def _difference(actual: ArrayTree, expected: ArrayTree) -> Float[Array, ""]:

@@ -19,22 +19,24 @@ class AttentionSizes(NamedTuple):
     head_dim: int
     dtype: Dtype
     change: kernels.QKChange | None = None  # of queries and keys, after their projection
-    adds_scores: bool = False  # whether something is added to the scores, as by relative positions
+    relative: kernels.RelativeKind | None = None  # the relative positions that the TPU kernel computes
+    adds_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
-    """Returns a test of sizes: nothing is added to the scores, and the kernel fits `mebibytes` of vector memory."""
+    """Returns a test of sizes: the kernel computes all that is added to the scores, in `mebibytes` of vector memory."""
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
-        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change)
+        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change, sizes.relative)
         return not sizes.adds_scores and needed <= mebibytes * 2**20
 
     return allows
 
 
 def _suits_cudnn(sizes: AttentionSizes) -> bool:
-    return not sizes.adds_scores and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
+    added = sizes.adds_scores or sizes.relative is not None
+    return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
 # Beginning of the kind of device, implementation, condition on the sizes; the first row that applies is chosen.
@@ -76,7 +78,7 @@ def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
 
 
 def fits_every_tpu(sizes: AttentionSizes) -> bool:
-    """Returns whether all TPUs in the table can use the kernel: nothing is added to the scores, and it fits them."""
+    """Returns whether all TPUs in the table can use the kernel: it computes what is added to the scores, and fits."""
     return all(allows(sizes) for _, attention, allows in TABLE if attention == "fused")
 
 
@@ -91,5 +93,6 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
     tokens = spec.tokens
     if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
         tokens, images = max(spec.grid), images * min(spec.grid)
-    heads, changes = spec.attention.num_heads // tensor, (spec.qk_change, spec.adds_scores)
+    heads, beyond = spec.attention.num_heads // tensor, spec.has_relative and spec.relative_kind is None
+    changes = spec.qk_change, spec.relative_kind, beyond
     return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)

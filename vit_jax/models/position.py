@@ -4,7 +4,7 @@ and relative positions, which add to the score of two tokens a term that depends
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -106,8 +106,8 @@ def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
     return param("relative", init, (rows, spec.head_dim), jnp.float32)
 
 
-def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Queries], Scores]:
-    """Returns a function: scaled queries -> what is added to their scores, the products with the rows of the offsets.
+class RelativePositions(NamedTuple):
+    """A table of relative positions, and the model that has it.
 
     The row r of the offset counts like a key, and is scaled like one: softmax(q (k + r)ᵀ / √head_dim). Places are
     numbered in the raster order of the patches (1-D). The paper does not state the class token's place. With
@@ -115,16 +115,18 @@ def scores_of_offsets(spec: ModelSpec, table: RelativeTable) -> Callable[[Querie
     have no place. With `position_rows=patches`, only patches have one. Nothing is added to the score of a pair if one
     of its tokens has no place.
     """
-    offsets = offset_rows(spec, table.shape[-2])
 
-    def score(queries: Queries) -> Scores:
+    spec: ModelSpec
+    table: RelativeTable
+
+    def scores(self, queries: Queries) -> Scores:
+        """Returns what is added to the scores of scaled queries: their products with the rows of the offsets."""
+        table = self.table
         # The row that stands for no offset is zero.
         rows = jnp.pad(table, (*((0, 0),) * (table.ndim - 2), (0, 1), (0, 0))).astype(queries.dtype)
-        pairs = jnp.take(rows, offsets, axis=-2)
+        pairs = jnp.take(rows, offset_rows(self.spec, table.shape[-2]), axis=-2)
         names = "hqkd" if pairs.ndim == 4 else "qkd"
         return jnp.einsum(f"bqhd,{names}->bhqk", queries, pairs, preferred_element_type=jnp.float32)
-
-    return score
 
 
 def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:

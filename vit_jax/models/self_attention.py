@@ -7,11 +7,11 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
-from vit_jax.models.attention import ATTENTIONS, AttentionChange, AttentionWeights, Pattern, ScoreFunction
+from vit_jax.models.attention import ATTENTIONS, AttentionChange, AttentionWeights, Pattern
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import Dense, DenseParameters, NormOfHeads, Rows, as_matrix, product
-from vit_jax.models.position import RelativeTable, relative_table, scores_of_offsets
+from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.sparse_attention import attend_in_pattern
 from vit_jax.models.spec import ModelSpec
@@ -49,16 +49,16 @@ class SelfAttention(nn.Module):
         init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
         shape = (3, spec.attention.num_heads, spec.head_dim)
         kernel, bias = DenseParameters((spec.width,), shape, spec.kernel_dtype, init, name="qkv")()
-        change = AttentionChange(self._qkv_change(), self._scores(relative), self._pattern())
+        change = AttentionChange(self._qkv_change(), self._relative(relative), self._pattern())
         attend = ATTENTIONS[spec.attention.kind]
         attended, weights = attend(x, kernel, bias, self.packing, change)
         return out_projection(spec)(attended), weights
 
-    def _scores(self, relative: RelativeTable | None) -> ScoreFunction | None:
-        """Returns the function that gives what is added to the scores of the attention; None: nothing is added."""
-        if not self.spec.adds_scores:
+    def _relative(self, shared: RelativeTable | None) -> RelativePositions | None:
+        """Returns the relative positions; None: there are none."""
+        if not self.spec.has_relative:
             return None
-        return scores_of_offsets(self.spec, relative_table(self.param, self.spec) if relative is None else relative)
+        return RelativePositions(self.spec, relative_table(self.param, self.spec) if shared is None else shared)
 
     def _pattern(self) -> Pattern | None:
         """Returns which tokens attend to which; None: all to all."""

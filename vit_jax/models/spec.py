@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from vit_jax import UserError, refuse
-from vit_jax.kernels import QKChange
+from vit_jax.kernels import QKChange, RelativeKind
 from vit_jax.models.part_specs import (
     CHIP_KERNELS,
     CLASS_POOLINGS,
@@ -44,8 +44,13 @@ def _check_parts(spec: "ModelSpec") -> None:
             f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
         ),
         (
-            attention.kind in CHIP_KERNELS and spec.adds_scores,
-            f"attention {attention.kind} computes no relative positions; set model.attention=auto or tokens_first.",
+            attention.kind == "cudnn" and spec.has_relative,
+            "attention cudnn computes no relative positions; set model.attention=auto or tokens_first.",
+        ),
+        (
+            attention.kind == "fused" and spec.has_relative and spec.relative_kind is None,
+            "attention fused computes no relative positions if the class token has a place and registers have none; "
+            "set model.attention=auto or position_rows=all.",
         ),
         (
             attention.kind in CHIP_KERNELS and attention.is_sparse,
@@ -178,9 +183,16 @@ class ModelSpec:
         return QKChange(self.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
 
     @property
-    def adds_scores(self) -> bool:
+    def has_relative(self) -> bool:
         """Whether relative positions are added to the scores of the attention before their softmax."""
         return self.position.kind == "relative"
+
+    @property
+    def relative_kind(self) -> RelativeKind | None:
+        """The relative positions in the form that the attention kernel takes; None: it takes none of this model's."""
+        if not self.has_relative or self.position_rows not in (0, self.prefix_rows):
+            return None
+        return RelativeKind(self.prefix_rows - self.position_rows, self.position.relative_tables == "head")
 
     @property
     def has_sized_parameters(self) -> bool:

@@ -14,3 +14,4 @@ from .tables import ACTIVATION_AXES as ACTIVATION_AXES
 from .tables import AXES as AXES
 from .tables import PARAMETER_AXES as PARAMETER_AXES
 from .tables import PARAMETER_DIMENSIONS as PARAMETER_DIMENSIONS
+from .tables import dimensions_of as dimensions_of

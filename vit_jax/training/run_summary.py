@@ -2,6 +2,7 @@
 
 import math
 import platform
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,9 +16,12 @@ from vit_jax.models import Model
 from vit_jax.optim import Multiplier
 from vit_jax.program import Program
 
-NO_KERNEL = "the kernel, which is faster, computes no relative positions"
+NO_KERNEL = (
+    "the kernel, which is faster, computes no relative positions if registers have no place; set position_rows=all"
+)
 NO_PATTERN = "the kernel, which is faster for few patches, computes no attention_pattern"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
+NO_MEMORY = "the kernel, which is faster, needs more vector memory than a core of this chip has"
 
 
 def banner_lines(config: ConfigDict, program: Program) -> list[str]:
@@ -28,7 +32,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
     rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
-    model = program.model
+    model, tensor = program.model, mesh.shape["tensor"]
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
@@ -47,7 +51,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
         *([f"Not of the size {model.name}, as the configuration sets {resized}"] if resized else []),
         *(
             [f"Attention: {model.field('attention')}; {reason}"]
-            if (reason := lacks_kernel(model, first.platform))
+            if (reason := lacks_kernel(model, first.platform) or lacks_memory(config, model, first, rows, tensor))
             else []
         ),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
@@ -62,7 +66,24 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
         return NO_PATTERN
     if model.field("position") != "relative":
         return None
-    return {"tpu": NO_KERNEL, "gpu": NO_CUDNN}.get(platform)
+    unfit = {"tpu": NO_KERNEL} if model.vit.relative_kind is None else {}
+    return (unfit | {"gpu": NO_CUDNN}).get(platform)
+
+
+def lacks_memory(config: ConfigDict, model: Model, device: Any, images: int, tensor: int = 1) -> str | None:
+    """Returns why `attention=auto` stands for plain attention on a TPU; None if it does not.
+
+    Args:
+        config: the configuration of the run.
+        model: its model, for which the kernel can be used.
+        device: the device, with JAX's `platform` and `device_kind`.
+        images: the images of a step on the device.
+        tensor: the number of devices over which the heads are split.
+    """
+    if config.model.attention != "auto" or device.platform != "tpu":
+        return None
+    chosen = model.with_attention("auto").for_device(device.device_kind, images // config.accum_steps, tensor)
+    return NO_MEMORY if chosen.field("attention") == "tokens_first" else None
 
 
 def parameter_table(program: Program) -> list[str]:

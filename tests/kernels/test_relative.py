@@ -1,0 +1,88 @@
+"""Relative positions in the attention kernel, interpreted, against float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
+from tests.kernels.test_changes import EPSILON, attend_exactly, differentiate
+from vit_jax import kernels
+from vit_jax.kernels import tiles
+from vit_jax.models.head_change import HeadChange
+
+# (images, tokens, heads, head_dim, dtype, tokens without a place, a table for each head, largest offset (0: all),
+# whether queries and keys are normalised and rotated)
+QUICK = [
+    (2, 9, 3, 8, "float32", 1, True, 0, False),  # two share 24 rows
+    (2, 50, 3, 64, "bfloat16", 0, False, 0, True),  # two share 104 rows; a group of heads does not fill its lanes
+]
+SLOW = [
+    (1, 1, 2, 64, "float32", 0, False, 0, False),
+    (4, 5, 3, 24, "float32", 2, False, 0, False),
+    *((2, 196, 2, 64, dtype, 0, False, 0, False) for dtype in LIMITS),
+    *((1, 197, 3, 80, dtype, 1, per_head, 3, False) for per_head in (True, False) for dtype in LIMITS),
+    (1, 197, 2, 128, "bfloat16", 0, True, 0, False),
+    (1, 257, 2, 64, "float32", 1, False, 300, True),
+    (1, 577, 3, 64, "float32", 0, True, 100, False),
+    (1, 1370, 1, 80, "float32", 1, False, 0, False),
+]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+def check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed, interpret=True):
+    random = np.random.default_rng(0)
+    width, reach = heads * head_dim, clip or max(tokens - first - 1, 0)
+    qkv = jnp.asarray(random.normal(size=(images, tokens, 3 * width)), dtype)
+    table = random.normal(size=(*([heads] if per_head else []), 2 * reach + 1, head_dim))
+    table = np.asarray(jnp.asarray(table, dtype), float)  # as the products get it
+    bias, cotangent = random.normal(size=3 * width), jnp.asarray(random.normal(size=(images, tokens, width)), dtype)
+    norms = tuple(map(tuple, random.normal(1, 0.5, size=(2, 2, head_dim)))) if changed else ()
+    angles = random.normal(size=(tokens, head_dim // 2)) if changed else None
+    packing, kind = kernels.choose_packing(tokens, heads, images), kernels.RelativeKind(first, per_head)
+
+    def ours(qkv, bias, norms, table):
+        change = HeadChange(norms, EPSILON, angles)
+        tables = change.tables(change.norm_rows, packing, heads, head_dim), (kernels.spread_table(table, packing),)
+        changes = change.for_kernel, kind, sum(tables, ())
+        return unpack(packing, kernels.fused_attention(pack(packing, qkv, 1e4), bias, packing, heads, *changes))
+
+    def exact(qkv, bias, norms, table):
+        place = np.arange(tokens)
+        rows = table[..., np.clip(place[:, None] - place, -reach, reach) + reach, :]
+        rows *= (np.minimum.outer(place, place) >= first)[..., None]
+        parts = (qkv + bias.astype(qkv.dtype)).reshape(images, tokens, 3, heads, head_dim)
+        return attend_exactly(parts, norms, angles, rows).reshape(images, tokens, width)
+
+    arguments = qkv, bias, norms, table
+    actual = differentiate(ours, arguments, jnp.float32, cotangent, interpret)
+    with jax.enable_x64(True):
+        arguments = qkv.astype(jnp.float64), bias, norms, table
+        expected = differentiate(exact, arguments, jnp.float64, cotangent.astype(jnp.float64))
+    assert_close(actual[0], expected[0], 2 * LIMITS[dtype][0])
+    for one, other in zip(actual[1][:2] + actual[1][3:], expected[1][:2] + expected[1][3:], strict=True):
+        assert_close(one, other, 2 * LIMITS[dtype][2])
+
+
+@pytest.mark.parametrize(
+    ("images", "tokens", "heads", "head_dim", "dtype", "first", "per_head", "clip", "changed"), CASES
+)
+def test_equals_attention_with_relative_positions_in_float64(
+    images, tokens, heads, head_dim, dtype, first, per_head, clip, changed
+):
+    check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_head", [False, True])
+def test_steps_over_the_queries(monkeypatch, per_head):
+    """The gradient of the table is summed over the steps, of which the last two have some queries in common."""
+    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
+    monkeypatch.setattr(tiles, "STEP_REGISTERS", 1)
+    check(2, 197, 2, 64, "float32", 1, per_head, 7, False)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_the_plain_form_is_the_same(per_head):
+    """Which runs where the kernel cannot."""
+    check(2, 9, 2, 16, "float32", 1, per_head, 3, False, interpret=False)

@@ -1,0 +1,79 @@
+"""The table of relative positions in the form that the attention kernels take."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax.kernels.packing import BFLOAT16_TILE, LANES, Packing, round_up
+
+
+class RelativeKind(NamedTuple):
+    """Which pairs of tokens have a relative position, and which heads share a table.
+
+    Attributes:
+        first: the number of tokens at the beginning of an image that have no place; all after them have one.
+        per_head: whether each head has a table of its own.
+    """
+
+    first: int = 0
+    per_head: bool = False
+
+    def rows_of_pairs(
+        self, table: Float[Array, "rows lanes"], packing: Packing, head_dim: int
+    ) -> Float[Array, "queries keys heads head_dim"]:
+        """Returns the row for each pair of tokens, given `spread_table`'s result; zeros if one has no place.
+
+        There is one head if all heads share the table.
+        """
+        token = np.arange(packing.tokens)
+        number = count_blocks(packing) * LANES - 1 + token - token[:, None]
+        placed = np.minimum.outer(token, token) >= self.first
+        rows = table.reshape(len(table), -1, count_phases(head_dim), head_dim)[:, :, 0]
+        return rows[number] * placed[..., None, None].astype(table.dtype)
+
+
+def count_phases(head_dim: int) -> int:
+    """Returns how many rows of the table lie beside one another in the 128 lanes of a row: a power of two."""
+    return 1 << max(0, (LANES // head_dim).bit_length() - 1)
+
+
+def count_rows(keys: int, head_dim: int) -> int:
+    """Returns how many rows of the table one block of 128 queries needs.
+
+    Args:
+        keys: the number of rows that hold the keys.
+        head_dim: the channels of a head.
+    """
+    return round_up(keys + LANES - count_phases(head_dim), BFLOAT16_TILE)
+
+
+def count_blocks(packing: Packing) -> int:
+    """Returns how many blocks of 128 queries hold the longest window of a packing."""
+    return -(-_longest_window(packing) // LANES)
+
+
+def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packing) -> Float[Array, "rows lanes"]:
+    """Returns the table whose row r is that of the offset 128 x blocks - 1 - r, for all offsets that a kernel meets.
+
+    To the right of each row lie the rows after it (`count_phases`), and then those of the other heads.
+
+    Args:
+        table: a row for each offset (place of the query - place of the key), the lowest first. The first and the last
+            row also stand for all offsets beyond.
+        packing: the packing of the rows of queries and keys.
+    """
+    *heads, offsets, head_dim = table.shape
+    blocks, phases = count_blocks(packing), count_phases(head_dim)
+    rows = (blocks - 1) * LANES + count_rows(_longest_window(packing), head_dim)
+    before = blocks * LANES - 1 - offsets // 2
+    after = rows + phases - 1 - before - offsets
+    added = (*((0, 0),) * len(heads), (max(before, 0), max(after, 0)), (0, 0))
+    extended = jnp.pad(jnp.flip(table, -2), added, mode="edge")[..., max(-before, 0) :, :]
+    beside = jnp.concatenate([extended[..., phase : phase + rows, :] for phase in range(phases)], axis=-1)
+    return jnp.moveaxis(beside, -2, 0).reshape(rows, -1)
+
+
+def _longest_window(packing: Packing) -> int:
+    return max(len(packing.window(image)) for image in range(packing.images))
