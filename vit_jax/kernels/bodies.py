@@ -3,7 +3,7 @@
 import collections
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +124,16 @@ def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> l
     return stored
 
 
+class _Read(NamedTuple):
+    """What the gradient is computed from; see `backward_kernel`."""
+
+    compared: Any  # queries and keys after their change
+    qkv: Any
+    attended: Any
+    lse: Any
+    grad: Any
+
+
 def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, *refs: Any) -> None:
     """Writes the gradient of queries, keys and values, and its sums over rows.
 
@@ -144,34 +154,28 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
         of_relative, *rest = rest
         relative = RelativeScores(shape.relative, shape, tables[-1], of_relative)
     if shape.change is None:
-        _differentiate(shape, qkv, qkv, attended, lse, grad, grad_qkv, sums, rest, relative)
+        _differentiate(shape, _Read(qkv, qkv, attended, lse, grad), grad_qkv, sums, rest, relative)
         return
     compared, *totals = rest
     of_change = tables[: shape.change_tables]
     write_changed(shape, qkv, of_change, compared)
-    _differentiate(shape, compared, qkv, attended, lse, grad, grad_qkv, sums, totals, relative)
+    _differentiate(shape, _Read(compared, qkv, attended, lse, grad), grad_qkv, sums, totals, relative)
     differentiate_change(shape, qkv, of_change, grad_qkv, sums, of_norms)
 
 
 def _differentiate(
-    shape: Shape,
-    compared: Any,
-    qkv: Any,
-    attended: Any,
-    lse: Any,
-    grad: Any,
-    grad_qkv: Any,
-    sums: Any,
-    totals: Any,
-    relative: RelativeScores | None,
+    shape: Shape, read: _Read, grad_qkv: Any, sums: Any, totals: Any, relative: RelativeScores | None
 ) -> None:
     """Writes the gradient of the queries, keys and values that attention gets, and its sums over rows.
 
-    Queries and keys are read from `compared`, values from `qkv`. If there is a change, only the sums of values are
+    If there is a change, only the sums of values are
     written; those of queries and keys are left to `differentiate_change`.
     """
     scale = shape.head_dim**-0.5
-    inputs, values, outputs, output_grads = (_Operand(shape, ref) for ref in (compared, qkv, attended, grad))
+    inputs, values, outputs, output_grads = (
+        _Operand(shape, ref) for ref in (read.compared, read.qkv, read.attended, read.grad)
+    )
+    dtype = read.qkv.dtype
     query_grads: dict[int, list[Array]] = collections.defaultdict(list)  # of each block, by head
     key_grads: list[tuple[Array, Array]] = []  # of keys and of values, [channels, rows], by head
     blocks: list[tuple[Array, ...]] = []  # of a head
@@ -185,19 +189,18 @@ def _differentiate(
 
     def differentiate(tile: Tile, computed: tuple[Array, Array]) -> None:
         scores, weights_grad = computed
-        log_total = lse[tile.lse]
-        weights = tile.only_tokens(jnp.exp2(scores * (scale * math.log2(math.e)) - log_total), 0.0)
+        weights = tile.only_tokens(jnp.exp2(scores * (scale * math.log2(math.e)) - read.lse[tile.lse]), 0.0)
         query, out_grad, out = (
             operand.queries(tile.group, tile.block)[tile.channels] for operand in (inputs, output_grads, outputs)
         )
         along = (out_grad.astype(jnp.float32) * out.astype(jnp.float32)).sum(0, keepdims=True)
         wide_grad, query = weights * (weights_grad - along), _only_new(shape, query)
-        scores_grad = wide_grad.astype(qkv.dtype)
+        scores_grad = wide_grad.astype(dtype)
         keys = inputs.transposed(tile.group, 1)[tile.channels]
         query_grad = dot(keys, scores_grad)
         query_grad += relative.differentiate(tile, wide_grad, query, scale) if relative else 0.0
         query_grads[tile.block].append(query_grad * scale)
-        blocks.append((scores_grad, query, weights.astype(qkv.dtype), _only_new(shape, out_grad)))
+        blocks.append((scores_grad, query, weights.astype(dtype), _only_new(shape, out_grad)))
         if tile.last_of_head:
             scores_grads, queries, weights_, out_grads = (
                 jnp.concatenate(each, 1) for each in zip(*blocks, strict=True)

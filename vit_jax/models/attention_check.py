@@ -64,7 +64,7 @@ def draw_change(spec: ModelSpec) -> AttentionChange:
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
     change = HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
-    if not spec.has_relative:
+    if not spec.position.is_relative:
         return AttentionChange(change)
     draw = lambda name, init, shape, dtype: jax.random.normal(jax.random.key(0), shape, dtype)  # noqa: E731
     return AttentionChange(change, RelativePositions(spec, relative_table(draw, spec)))

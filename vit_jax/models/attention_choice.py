@@ -93,6 +93,6 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
     tokens = spec.tokens
     if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
         tokens, images = max(spec.grid), images * min(spec.grid)
-    heads, beyond = spec.attention.num_heads // tensor, spec.has_relative and spec.relative_kind is None
+    heads, beyond = spec.attention.num_heads // tensor, spec.position.is_relative and spec.relative_kind is None
     changes = spec.qk_change, spec.relative_kind, beyond
     return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)

@@ -26,7 +26,7 @@ def shared_positions(encoder: nn.Module, spec: ModelSpec) -> PositionTable | Rel
     """Returns the positions that all blocks share, which are parameters of the encoder; None: they share none."""
     if spec.position.owner != "encoder":
         return None
-    return relative_table(encoder.param, spec) if spec.has_relative else _gathered_positions(encoder, spec)
+    return relative_table(encoder.param, spec) if spec.position.is_relative else _gathered_positions(encoder, spec)
 
 
 def _gathered_positions(module: nn.Module, spec: ModelSpec) -> PositionTable:
@@ -62,7 +62,7 @@ class Block(nn.Module):
         spec, packing = self.spec, self.packing
         x = self._add_positions(x, shared)
         y = LayerNorm(spec.block.norm_epsilon, name="norm1")(x)
-        y, weights = SelfAttention(spec, packing, name="attention")(y, shared if spec.has_relative else None)
+        y, weights = SelfAttention(spec, packing, name="attention")(y, shared if spec.position.is_relative else None)
         y = dropout(self, y, packing)
         y = self._scale_branch("layer_scale1", y)
         x = x + self._drop_branch(y, drop_rate)

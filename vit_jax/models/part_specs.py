@@ -164,9 +164,14 @@ class PositionSpec:
         check_least(self, 0, "relative_clip")
 
     @property
+    def is_relative(self) -> bool:
+        """Whether relative positions are added to the scores of the attention before their softmax."""
+        return self.kind == "relative"
+
+    @property
     def owner(self) -> PositionOwner:
         """Which module has the parameters: the model, the encoder (all blocks share them) or each block."""
-        if self.kind == "relative":
+        if self.is_relative:
             return "encoder" if self.relative_tables == "model" else "block"
         return PLACE_OWNERS[self.place]
 

@@ -56,7 +56,7 @@ class SelfAttention(nn.Module):
 
     def _relative(self, shared: RelativeTable | None) -> RelativePositions | None:
         """Returns the relative positions; None: there are none."""
-        if not self.spec.has_relative:
+        if not self.spec.position.is_relative:
             return None
         return RelativePositions(self.spec, relative_table(self.param, self.spec) if shared is None else shared)
 

@@ -44,11 +44,11 @@ def _check_parts(spec: "ModelSpec") -> None:
             f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
         ),
         (
-            attention.kind == "cudnn" and spec.has_relative,
+            attention.kind == "cudnn" and position.is_relative,
             "attention cudnn computes no relative positions; set model.attention=auto or tokens_first.",
         ),
         (
-            attention.kind == "fused" and spec.has_relative and spec.relative_kind is None,
+            attention.kind == "fused" and position.is_relative and spec.relative_kind is None,
             "attention fused computes no relative positions if the class token has a place and registers have none; "
             "set model.attention=auto or position_rows=all.",
         ),
@@ -183,14 +183,9 @@ class ModelSpec:
         return QKChange(self.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
 
     @property
-    def has_relative(self) -> bool:
-        """Whether relative positions are added to the scores of the attention before their softmax."""
-        return self.position.kind == "relative"
-
-    @property
     def relative_kind(self) -> RelativeKind | None:
         """The relative positions in the form that the attention kernel takes; None: it takes none of this model's."""
-        if not self.has_relative or self.position_rows not in (0, self.prefix_rows):
+        if not self.position.is_relative or self.position_rows not in (0, self.prefix_rows):
             return None
         return RelativeKind(self.prefix_rows - self.position_rows, self.position.relative_tables == "head")
 
