@@ -56,8 +56,14 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
             optimizer's state.
 
     Raises:
-        UserError: names every array that is missing, unexpected, or of another shape or type.
+        UserError: names every array that is missing, unexpected, or of another shape or type; or the model has no
+            parameter for an array that all files of the layout hold.
     """
+    if absent := [name for name in table if name not in shapes]:
+        raise UserError(
+            f"models of this layout have {absent[0]}, but one with the given fields has not; leave out the field that "
+            "changes it"
+        )
     for name in table:
         if math.prod(shapes[name]) > MAX_ELEMENTS:
             raise UserError(f"the model is too large: {name} would be {list(shapes[name])}")
