@@ -38,7 +38,7 @@ SPLIT = {
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
 FORMS: dict[str, tuple[tuple[str, Any], ...]] = {
-    "neither": (),
+    "none": (),
     "`qk_norm`": (("model.qk_norm", True),),
     "`rotary`": (("model.rotary", "axial"),),
     "`qk_norm` and `rotary`": (("model.qk_norm", True), ("model.rotary", "axial")),
@@ -243,7 +243,7 @@ def forms(results: Results) -> list[str]:
     for form, each in zip(FORMS, found, strict=True):
         ratio = f"{each.schedule.cycles / plain.schedule.cycles:.2f}" if each.schedule and plain.schedule else ""
         lines.append([form, *each.cells(), ratio])
-    return table(["form", *CELLS, "schedule / neither"], lines)
+    return table(["form", *CELLS, "schedule / none"], lines)
 
 
 def checked(results: Results) -> list[str]:

@@ -240,7 +240,10 @@ def test_attention_stays_on_its_device(tiny, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "rotary": "axial"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"qk_norm": True, "rotary": "axial"}, {"position": "relative", "relative_tables": "head"}],
+)
 def test_the_attention_kernel_trains_as_one_device(tiny, fields):
     """Each device runs it on its images and heads."""
     tiny.model.update({"attention": "fused"} | fields)

@@ -61,10 +61,13 @@ def check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed
         expected = differentiate(exact, arguments, jnp.float64, cotangent.astype(jnp.float64))
     assert_close(actual[0], expected[0], 2 * LIMITS[dtype][0])
     for name, own, exact_grad in zip(("projected", "bias", "norms", "table"), actual[1], expected[1], strict=True):
-        if name != "norms":  # in bfloat16 the plain form's gradient of the table is up to 0.025 from the exact one
-            size = np.abs(exact_grad).max() if tokens > 1 else 1.0  # a token that is alone has gradients of zero
-            limit = LIMITS[dtype][2] * (4 if name == "table" else 2) * size
-            np.testing.assert_allclose(own, exact_grad, rtol=0, atol=limit)
+        own, exact_grad = (
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(each)] or [[0.0]]) for each in (own, exact_grad)
+        )
+        size = np.abs(exact_grad).max() if tokens > 1 else 1.0  # a token that is alone has gradients of zero
+        # In bfloat16 the plain form's gradient of the table is up to 0.025 from the exact one.
+        limit = LIMITS[dtype][2] * (4 if name == "table" else 2) * size
+        np.testing.assert_allclose(own, exact_grad, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,10 @@ def test_steps_over_the_queries(monkeypatch, per_head):
     check(2, 197, 2, 64, "float32", 1, per_head, 7, False)
 
 
-@pytest.mark.parametrize("per_head", [False, True])
-def test_the_plain_form_is_the_same(per_head):
+@pytest.mark.parametrize(
+    ("images", "tokens", "head_dim", "per_head", "clip"),
+    [(2, 9, 16, False, 3), (1, 24, 16, True, 0)],
+)
+def test_the_plain_form_is_the_same(images, tokens, head_dim, per_head, clip):
     """Which runs where the kernel cannot."""
-    check(2, 9, 2, 16, "float32", 1, per_head, 3, False, interpret=False)
+    check(images, tokens, 2, head_dim, "float32", 1, per_head, clip, False, interpret=False)

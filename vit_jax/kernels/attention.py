@@ -26,6 +26,7 @@ from vit_jax.kernels.dispatch import kernel_or_plain
 from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
 from vit_jax.kernels.relative import RelativeKind
 from vit_jax.kernels.tiles import Shape, make_shape
+from vit_jax.kernels.vmem import relative_bytes
 
 Attended: TypeAlias = Float[Array, "packs rows width"]
 Bias: TypeAlias = Float[Array, " qkv_width"]
@@ -54,8 +55,8 @@ def fused_attention(
         change: the change of queries and keys before their products; None: there is none.
         relative: the kind of the relative positions; None: there are none.
         tables: the tables that `change` needs, see `QKChange.num_tables`; then that of the relative positions, see
-            `relative.spread_table`. The tables of the norms and of the relative positions get a gradient; the others
-            get zeros.
+            `relative.spread_table`, which is rounded to the dtype of `projected`. The tables of the norms and of the
+            relative positions get a gradient in float32; the others get zeros.
     """
     return _forward(projected, bias, packing, heads, change, relative, tables)[0]
 
@@ -68,8 +69,8 @@ def plain_attention(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> A
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     if shape.relative is not None:
         rows = shape.relative.rows_of_pairs(tables[-1], packing, shape.head_dim)
-        rows = jnp.broadcast_to(rows, (*rows.shape[:2], shape.heads, shape.head_dim))
-        scores += jnp.einsum("bqhd,qkhd->bhqk", query, rows, preferred_element_type=jnp.float32)
+        rows, names = (rows, "qkhd") if shape.relative.per_head else (rows[:, :, 0], "qkd")
+        scores += jnp.einsum(f"bqhd,{names}->bhqk", query, rows, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(scores * shape.head_dim**-0.5).astype(qkv.dtype)
     attended = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
     return packing.pack(attended.reshape(*images.shape[:2], shape.width)).reshape(*qkv.shape[:2], shape.width)
@@ -204,7 +205,7 @@ def _call(
         scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=2 * (moved + kept) + 16 * 2**20,
+            vmem_limit_bytes=2 * (moved + kept) + 16 * 2**20 + relative_bytes(shape),
         ),
         name=name,
         interpret=interpret,

@@ -77,7 +77,7 @@ def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
         (compared,) = scratch
         write_changed(shape, qkv, tables[: shape.change_tables], compared)
     if shape.relative is not None:
-        relative = RelativeScores(shape.relative, shape, tables[-1])
+        relative = RelativeScores(shape, tables[-1])
     scale = shape.head_dim**-0.5 * math.log2(math.e)
     operand = _Operand(shape, compared)
     own_values = functools.cache(lambda group: group.only_own(qkv[group.pack, group.rows, group.lanes(2)]).T)
@@ -152,7 +152,7 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
     relative = None
     if shape.relative is not None:
         of_relative, *rest = rest
-        relative = RelativeScores(shape.relative, shape, tables[-1], of_relative)
+        relative = RelativeScores(shape, tables[-1], of_relative)
     if shape.change is None:
         _differentiate(shape, _Read(qkv, qkv, attended, lse, grad), grad_qkv, sums, rest, relative)
         return

@@ -49,6 +49,16 @@ class Packing(NamedTuple):
         """Returns rows that are in this packing in the packing `other`."""
         return x if other == self else other.pack(self.unpack(x))
 
+    @property
+    def longest_window(self) -> int:
+        """The number of rows of the longest window of an image."""
+        return max(len(self.window(image)) for image in range(self.images))
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of 128 queries of the image that has most of them; the last block may be partial."""
+        return math.ceil(self.longest_window / LANES)
+
     def window(self, image: int) -> range:
         """Returns the rows that hold an image of a pack, extended to whole tiles of memory."""
         start, stop = image * self.tokens, (image + 1) * self.tokens

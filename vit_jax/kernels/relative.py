@@ -28,10 +28,11 @@ class RelativeKind(NamedTuple):
         There is one head if all heads share the table.
         """
         token = np.arange(packing.tokens)
-        number = count_blocks(packing) * LANES - 1 + token - token[:, None]
+        number = packing.blocks * LANES - 1 + token - token[:, None]
+        row = np.minimum(number, len(table) - 1)  # the rows after the last lie beside it
         placed = np.minimum.outer(token, token) >= self.first
-        rows = table.reshape(len(table), -1, count_phases(head_dim), head_dim)[:, :, 0]
-        return rows[number] * placed[..., None, None].astype(table.dtype)
+        rows = table.reshape(len(table), -1, count_phases(head_dim), head_dim)[row, :, number - row]
+        return rows * placed[..., None, None].astype(table.dtype)
 
 
 def count_phases(head_dim: int) -> int:
@@ -49,11 +50,6 @@ def count_rows(keys: int, head_dim: int) -> int:
     return round_up(keys + LANES - count_phases(head_dim), BFLOAT16_TILE)
 
 
-def count_blocks(packing: Packing) -> int:
-    """Returns how many blocks of 128 queries hold the longest window of a packing."""
-    return -(-_longest_window(packing) // LANES)
-
-
 def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packing) -> Float[Array, "rows lanes"]:
     """Returns the table whose row r is that of the offset 128 x blocks - 1 - r, for all offsets that a kernel meets.
 
@@ -65,15 +61,11 @@ def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packin
         packing: the packing of the rows of queries and keys.
     """
     *heads, offsets, head_dim = table.shape
-    blocks, phases = count_blocks(packing), count_phases(head_dim)
-    rows = (blocks - 1) * LANES + count_rows(_longest_window(packing), head_dim)
-    before = blocks * LANES - 1 - offsets // 2
+    phases = count_phases(head_dim)
+    rows = (packing.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
+    before = packing.blocks * LANES - 1 - offsets // 2
     after = rows + phases - 1 - before - offsets
     added = (*((0, 0),) * len(heads), (max(before, 0), max(after, 0)), (0, 0))
     extended = jnp.pad(jnp.flip(table, -2), added, mode="edge")[..., max(-before, 0) :, :]
     beside = jnp.concatenate([extended[..., phase : phase + rows, :] for phase in range(phases)], axis=-1)
     return jnp.moveaxis(beside, -2, 0).reshape(rows, -1)
-
-
-def _longest_window(packing: Packing) -> int:
-    return max(len(packing.window(image)) for image in range(packing.images))

@@ -5,7 +5,8 @@ keys lie along sublanes and 128 consecutive queries along lanes. One product of 
 a tile needs, but each query's column begins one row higher than that of the query before it. The columns are moved up
 by 64, 32, ... rows, in each step those that need it: from 8 rows on, this moves whole vector registers. The last steps
 are saved where a head has at most half of the 128 channels that the matrix unit contracts at a time. The table then
-holds the next rows beside each row, and each query has its channels beside the row that it needs (its phase).
+holds the next rows beside each row. A query's channels stand in the lanes of the row that it needs; the number of that
+row among its neighbours is the query's phase.
 """
 
 import collections
@@ -20,7 +21,7 @@ from jaxtyping import Array
 
 from vit_jax.kernels.packing import LANES, ROW_TILE, round_up
 from vit_jax.kernels.products import dot, dot_transposed
-from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows
+from vit_jax.kernels.relative import count_phases, count_rows
 from vit_jax.kernels.tiles import Shape, Tile
 
 
@@ -28,14 +29,14 @@ class RelativeScores:
     """The relative positions of the tiles of a step of the grid.
 
     Args:
-        kind: the kind of the relative positions.
         shape: the sizes of the call.
         table: the table, see `relative.spread_table`.
         grad: where the gradient of the table is summed, in the backward pass.
     """
 
-    def __init__(self, kind: RelativeKind, shape: Shape, table: Any, grad: Any = None):
-        self.kind, self.shape, self.table, self.grad = kind, shape, table, grad
+    def __init__(self, shape: Shape, table: Any, grad: Any = None):
+        assert shape.relative is not None
+        self.kind, self.shape, self.table, self.grad = shape.relative, shape, table, grad
         self.phases = count_phases(shape.head_dim)
         # (block, first lane) -> for each head of a group, a window of the table, its gradients, and the queries.
         self.factors: dict[tuple[int, int], list[tuple[Any, Array, Array]]] = collections.defaultdict(list)

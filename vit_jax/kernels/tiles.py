@@ -62,8 +62,8 @@ class Shape(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of 128 queries of the image that has most of them; the last block may be partial."""
-        return max(count_blocks(self.packing, image) for image in range(self.packing.images))
+        """The number of blocks of queries, `Packing.blocks`."""
+        return self.packing.blocks
 
     @property
     def lse_rows(self) -> int:

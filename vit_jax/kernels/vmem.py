@@ -3,7 +3,7 @@
 from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
 from vit_jax.kernels.packing import LANES, ROW_TILE
 from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows
-from vit_jax.kernels.tiles import choose_packing, make_shape
+from vit_jax.kernels.tiles import Shape, choose_packing, make_shape
 
 # Arrays of [rows, 128] in float32 that the compiler keeps in the backward pass for each block of queries, at most. From
 # what libtpu 0.0.42 reports for v4 and v5p: 16 for 577 and 1,025 tokens of 16 x 64, 26 for 1,370 of 16 x 80, 20 for 257
@@ -12,9 +12,10 @@ TILES = 28
 # Arrays of [rows, lanes of heads] in float32, for the rows of queries and keys that are normalised at once. From what
 # libtpu reports: 17.6 MiB in all for two images of 196 tokens of 12 x 64 on v4.
 CHANGED = 14
-# Arrays of [rows of the table for a block of queries, 128] in float32 that relative positions add: at least those of a
-# step, more for steps of many images. libtpu reports for v5e 23 for two images of 196 tokens of 12 x 64, 24 for 257 of
-# 16 x 80, at most 36 for 577 and 1,370, and 57 and 72 for eight images of 49 of 12 x 64 and of 50 of 16 x 64.
+# Arrays of [rows of the table for a block of queries, 128] in float32 that relative positions add: 40 for a step of the
+# grid, or 9 for each of its images if that is more. libtpu reports for v5e 23 for two images of 196 tokens of 12 x 64,
+# 24 for 257 of 16 x 80, at most 36 for 577 and 1,370, and 57 and 72 for eight images of 49 of 12 x 64 and of 50 of
+# 16 x 64.
 RELATIVE, RELATIVE_OF_IMAGE = 40, 9
 FLOAT32 = 4  # bytes
 
@@ -54,8 +55,16 @@ def vmem_bytes(
         changed += CHANGED * change.norm_tables * min(rows, CHANGED_ROWS) * window * FLOAT32
         tables = (NORM_ROWS * change.norm_tables + 2 * rows * change.rotates) * window * FLOAT32
     if relative is not None:
-        window = count_rows(len(packing.window(0)), head_dim)
-        tiles += max(RELATIVE, RELATIVE_OF_IMAGE * packing.images * shape.packs) * window * LANES * FLOAT32
         lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
-        tables += ((shape.blocks - 1) * LANES + window) * lanes * (itemsize + FLOAT32)
+        table_rows = (shape.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
+        tables += table_rows * lanes * (itemsize + FLOAT32)
+    tiles += relative_bytes(shape._replace(relative=relative))
     return 2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles
+
+
+def relative_bytes(shape: Shape) -> int:
+    """Returns an estimate of the bytes that relative positions add, besides their table; 0 without them."""
+    if shape.relative is None:
+        return 0
+    window = count_rows(shape.packing.longest_window, shape.head_dim) * LANES * FLOAT32
+    return max(RELATIVE, RELATIVE_OF_IMAGE * shape.packing.images * shape.packs) * window

@@ -9,6 +9,7 @@ from .attention_check import make_attention_calls as make_attention_calls
 from .attention_check import measure_differences as measure_differences
 from .attention_choice import AttentionSizes as AttentionSizes
 from .attention_choice import attention_sizes as attention_sizes
+from .attention_choice import has_kernel as has_kernel
 from .bit_spec import BitSpec as BitSpec
 from .depth import STACK as STACK
 from .depth import block_name as block_name

@@ -175,7 +175,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: A
         ValueError: the kernel does not compute all that is added to the scores.
     """
     if not change.fits_kernel:
-        raise ValueError("the kernel gets no further scores")
+        raise ValueError("the kernel does not compute all that is added to the scores")
 
     def attend(x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias) -> LocalHeads:
         _, _, heads, head_dim = kernel.shape
@@ -183,13 +183,17 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: A
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
         tables = change.qkv.tables(norms, packing, heads, head_dim)
         tables += (kernels.spread_table(relative, packing),) if change.relative else ()
-        changes = change.qkv.for_kernel, change.relative_kind
-        attended = kernels.fused_attention(projected, bias.reshape(-1), packing, heads, *changes, tables)
+        attended = kernels.fused_attention(
+            *(projected, bias.reshape(-1), packing, heads),
+            change=change.qkv.for_kernel,
+            relative=change.relative_kind,
+            tables=tables,
+        )
         return attended.reshape(-1, heads * head_dim)
 
     relative = change.relative.table if change.relative else jnp.zeros((0, 1))
-    # Parameters are gathered in the dtype of the rows; the norms and the relative positions, which stay in float32, are
-    # passed like rows.
+    # Parameters are gathered in the dtype of the rows. The norms and the relative positions, whose gradients stay in
+    # float32, are passed like rows.
     of_relative = dimensions_of("relative_heads" if relative.ndim == 3 else "relative")
     names = ("batch", "width"), ("norms", "channels"), of_relative
     attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
@@ -230,8 +234,12 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: At
         qkv = project(packing.unpack(x), kernel, bias, change)
         return packing.pack(change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
-    changes = change.qkv.for_kernel, change.relative_kind, not change.fits_kernel
-    sizes = AttentionSizes(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name, *changes)
+    sizes = AttentionSizes(
+        *(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name),
+        change=change.qkv.for_kernel,
+        relative=change.relative_kind,
+        unsupported_scores=not change.fits_kernel,
+    )
 
     def plain(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
         return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]

@@ -28,6 +28,7 @@ from vit_jax.models.part_specs import AttentionKind
 from vit_jax.models.position import RelativePositions, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec_fields import replace_fields
 from vit_jax.tree import ArrayTree
 
 IMAGES = 8
@@ -45,7 +46,7 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
     packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
-    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec)))
+    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec, sizes.heads)))
     differences = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in differences.items()}
 
@@ -59,14 +60,23 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
-def draw_change(spec: ModelSpec) -> AttentionChange:
-    """Returns what a model does besides equations 5 to 7, with random norms and relative positions."""
+def draw_change(spec: ModelSpec, heads: int) -> AttentionChange:
+    """Returns what a model does besides equations 5 to 7, with random norms and relative positions of `heads` heads.
+
+    All offsets have rows of their own, since the kernel does not depend on `relative_clip`. The gradients of a clipped
+    table's first and last row are sums of most pairs, in which roundings to bfloat16 outweigh what is left.
+    """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
     change = HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
     if not spec.position.is_relative:
         return AttentionChange(change)
-    draw = lambda name, init, shape, dtype: jax.random.normal(jax.random.key(0), shape, dtype)  # noqa: E731
+
+    def draw(name: str, init: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+        shape = (heads, *shape[1:]) if name == "relative_heads" else shape
+        return jax.random.normal(jax.random.key(0), shape, dtype)
+
+    spec = replace_fields(spec, relative_clip=0)
     return AttentionChange(change, RelativePositions(spec, relative_table(draw, spec)))
 
 

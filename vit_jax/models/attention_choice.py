@@ -20,7 +20,7 @@ class AttentionSizes(NamedTuple):
     dtype: Dtype
     change: kernels.QKChange | None = None  # of queries and keys, after their projection
     relative: kernels.RelativeKind | None = None  # the relative positions that the TPU kernel computes
-    adds_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
+    unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
 
 
 def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
@@ -29,13 +29,13 @@ def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
         needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change, sizes.relative)
-        return not sizes.adds_scores and needed <= mebibytes * 2**20
+        return not sizes.unsupported_scores and needed <= mebibytes * 2**20
 
     return allows
 
 
 def _suits_cudnn(sizes: AttentionSizes) -> bool:
-    added = sizes.adds_scores or sizes.relative is not None
+    added = sizes.unsupported_scores or sizes.relative is not None
     return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
@@ -77,6 +77,11 @@ def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
     return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
 
 
+def has_kernel(device_kind: str) -> bool:
+    """Returns whether there is a kernel for a kind of TPU, if it fits the vector memory."""
+    return any(device_kind.startswith(kind) for kind, attention, _ in TABLE if attention == "fused")
+
+
 def fits_every_tpu(sizes: AttentionSizes) -> bool:
     """Returns whether all TPUs in the table can use the kernel: it computes what is added to the scores, and fits."""
     return all(allows(sizes) for _, attention, allows in TABLE if attention == "fused")
@@ -93,6 +98,9 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
     tokens = spec.tokens
     if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
         tokens, images = max(spec.grid), images * min(spec.grid)
-    heads, beyond = spec.attention.num_heads // tensor, spec.position.is_relative and spec.relative_kind is None
-    changes = spec.qk_change, spec.relative_kind, beyond
-    return AttentionSizes(images, tokens, heads, spec.head_dim, spec.dtype, *changes)
+    return AttentionSizes(
+        *(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype),
+        change=spec.qk_change,
+        relative=spec.relative_kind,
+        unsupported_scores=spec.position.is_relative and spec.relative_kind is None,
+    )

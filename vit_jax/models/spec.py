@@ -50,7 +50,7 @@ def _check_parts(spec: "ModelSpec") -> None:
         (
             attention.kind == "fused" and position.is_relative and spec.relative_kind is None,
             "attention fused computes no relative positions if the class token has a place and registers have none; "
-            "set model.attention=auto or position_rows=all.",
+            "set model.attention=auto, or position_rows=all or patches for another model.",
         ),
         (
             attention.kind in CHIP_KERNELS and attention.is_sparse,

@@ -12,12 +12,13 @@ from vit_jax import __version__, tree
 from vit_jax.columns import align
 from vit_jax.data import choose_workers
 from vit_jax.machine import count_cores
-from vit_jax.models import Model
+from vit_jax.models import Model, has_kernel
 from vit_jax.optim import Multiplier
 from vit_jax.program import Program
 
 NO_KERNEL = (
-    "the kernel, which is faster, computes no relative positions if registers have no place; set position_rows=all"
+    "the kernel, which is faster, computes no relative positions if the class token has a place and registers have "
+    "none; models with position_rows=all or patches can use it"
 )
 NO_PATTERN = "the kernel, which is faster for few patches, computes no attention_pattern"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
@@ -66,8 +67,9 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
         return NO_PATTERN
     if model.field("position") != "relative":
         return None
-    unfit = {"tpu": NO_KERNEL} if model.vit.relative_kind is None else {}
-    return (unfit | {"gpu": NO_CUDNN}).get(platform)
+    if platform == "tpu":
+        return NO_KERNEL if model.vit.relative_kind is None else None
+    return NO_CUDNN if platform == "gpu" else None
 
 
 def lacks_memory(config: ConfigDict, model: Model, device: Any, images: int, tensor: int = 1) -> str | None:
@@ -76,11 +78,11 @@ def lacks_memory(config: ConfigDict, model: Model, device: Any, images: int, ten
     Args:
         config: the configuration of the run.
         model: its model, for which the kernel can be used.
-        device: the device, with JAX's `platform` and `device_kind`.
+        device: the device, with JAX's `device_kind`.
         images: the images of a step on the device.
         tensor: the number of devices over which the heads are split.
     """
-    if config.model.attention != "auto" or device.platform != "tpu":
+    if config.model.attention != "auto" or not has_kernel(device.device_kind):
         return None
     chosen = model.with_attention("auto").for_device(device.device_kind, images // config.accum_steps, tensor)
     return NO_MEMORY if chosen.field("attention") == "tokens_first" else None
