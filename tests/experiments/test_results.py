@@ -168,9 +168,10 @@ def test_frozen_features_stand_beside_runs_on_the_same_data():
     records = [
         run("start", "folder:a", None, frozen),
         *(
-            run(f"tuned{seed}", "folder:data/b", "runs/start/", {"test/accuracy": 0.5 + seed}, seed)
-            for seed in (0, 0.25)
+            run(f"tuned/seed={seed:.0f}", "folder:data/b", "runs/start/", {"test/accuracy": 0.5 + seed / 4}, seed)
+            for seed in (0, 1)
         ),
+        run("methods/plain/0.01", "folder:data/b", "runs/start", {"test/accuracy": 1.0}),  # one of several rates
         run("scratch", "folder:data/b", None, {"test/accuracy": 0.125}),
         run("other_seed", "folder:data/b", None, {"test/accuracy": 1.0}, seed=5),
         run("other_weights", "folder:data/b", "runs/else", {"test/accuracy": 1.0}),

@@ -1,7 +1,6 @@
 """Attention in patterns: against loops in float64, on several devices, and what they cost."""
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -208,7 +207,7 @@ def test_a_run_says_that_a_chip_has_too_little_memory_for_the_kernel(tiny):
     model = create("ViT-B/16", dtype="bfloat16", qk_norm=True)
 
     def reason(kind):
-        return run_summary.lacks_memory(tiny, model, SimpleNamespace(device_kind=kind), images=128)
+        return run_summary.lacks_memory(tiny, model, kind, images=128)
 
     assert reason("TPU v4") == run_summary.NO_MEMORY
     assert not any(map(reason, ("TPU v5 lite", "TPU v3", "cpu")))  # v3: there is no kernel for it

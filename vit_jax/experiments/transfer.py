@@ -20,14 +20,15 @@ HEADINGS = ("weights", "data", *FROZEN, "trained from scratch", "fine-tuned")
 def transfer_lines(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     """Returns lines with the columns `HEADINGS`, one for each run and data set on which its features were evaluated.
 
-    "Fine-tuned" is the mean over runs that started from the weights of this run. "Trained from scratch" is the mean
-    over runs that differ from such a run only in that they started without weights.
+    "Fine-tuned" is the mean over runs that started from the weights of this run. Runs of a sweep over anything but the
+    seed are left out: they compare methods or rates. "Trained from scratch" is the mean over runs that differ from such
+    a run only in that they started without weights.
     """
     lines = []
     for record in records:
         frozen = {key: record.metrics[name] for name, key in frozen_metrics(record).items()}
         for data in sorted({data for data, _ in frozen}):
-            tuned = [run for run in _trained(records, data) if _weights(run) == record.name]
+            tuned = [run for run in _trained(records, data) if _weights(run) == record.name and not _is_compared(run)]
             alike = [run.config | {"init_from": None} for run in tuned]
             scratch = [run for run in _trained(records, data) if not _weights(run) and run.config in alike]
             values = [frozen.get((data, heading)) for heading in FROZEN]
@@ -49,6 +50,11 @@ def frozen_metrics(record: RunRecord) -> dict[str, tuple[str, str]]:
 
 def _trained(records: Sequence[RunRecord], data: str) -> list[RunRecord]:
     return [record for record in records if record.dataset == data]
+
+
+def _is_compared(record: RunRecord) -> bool:
+    """Returns whether a run belongs to a sweep over more than the seed."""
+    return re.fullmatch(r"[^/]+(/seed=\d+)?", record.name) is None
 
 
 def _weights(record: RunRecord) -> str:

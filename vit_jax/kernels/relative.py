@@ -50,6 +50,11 @@ def count_rows(keys: int, head_dim: int) -> int:
     return round_up(keys + LANES - count_phases(head_dim), BFLOAT16_TILE)
 
 
+def table_rows(packing: Packing, head_dim: int) -> int:
+    """Returns how many rows of the table all blocks of queries need together."""
+    return (packing.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
+
+
 def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packing) -> Float[Array, "rows lanes"]:
     """Returns the table whose row r is that of the offset 128 x blocks - 1 - r, for all offsets that a kernel meets.
 
@@ -61,8 +66,7 @@ def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packin
         packing: the packing of the rows of queries and keys.
     """
     *heads, offsets, head_dim = table.shape
-    phases = count_phases(head_dim)
-    rows = (packing.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
+    phases, rows = count_phases(head_dim), table_rows(packing, head_dim)
     before = packing.blocks * LANES - 1 - offsets // 2
     after = rows + phases - 1 - before - offsets
     added = (*((0, 0),) * len(heads), (max(before, 0), max(after, 0)), (0, 0))

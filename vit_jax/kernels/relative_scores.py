@@ -76,9 +76,10 @@ class RelativeScores:
         if tile.last_of_group:
             self._add_to_table(scale)
         by_phase = dot(self.table[window].T, x).reshape(self.phases, self.shape.head_dim, LANES)
-        return sum(self._only_phase(each, grad) for each, grad in enumerate(by_phase))
+        return sum(self._only_phase(phase, part) for phase, part in enumerate(by_phase))
 
     def _add_to_table(self, scale: float) -> None:
+        """Adds the products of a group's heads to the gradient of the table, those of one window in one product."""
         for heads in self.factors.values():
             (window, *_), grads, queries = zip(*heads, strict=True)
             added = dot_transposed(jnp.concatenate(grads, 1), jnp.concatenate(queries, 1))
@@ -95,6 +96,7 @@ class RelativeScores:
         return rows, slice(tile.head * size, (tile.head + 1) * size) if self.kind.per_head else slice(0, size)
 
     def _rows(self, tile: Tile) -> int:
+        """Returns the number of rows of a tile's window of the table."""
         return count_rows(len(tile.group.window), self.shape.head_dim)
 
     def _steps(self, tile: Tile) -> list[tuple[int, int]]:

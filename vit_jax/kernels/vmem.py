@@ -2,7 +2,7 @@
 
 from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
 from vit_jax.kernels.packing import LANES, ROW_TILE
-from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows
+from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows, table_rows
 from vit_jax.kernels.tiles import Shape, choose_packing, make_shape
 
 # Arrays of [rows, 128] in float32 that the compiler keeps in the backward pass for each block of queries, at most. From
@@ -56,8 +56,7 @@ def vmem_bytes(
         tables = (NORM_ROWS * change.norm_tables + 2 * rows * change.rotates) * window * FLOAT32
     if relative is not None:
         lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
-        table_rows = (shape.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
-        tables += table_rows * lanes * (itemsize + FLOAT32)
+        tables += table_rows(packing, head_dim) * lanes * (itemsize + FLOAT32)
     tiles += relative_bytes(shape._replace(relative=relative))
     return 2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles
 

@@ -2,7 +2,6 @@
 
 import math
 import platform
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +32,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     axes = " x ".join(f"{axis}={size}" for axis, size in used.items())
     rows = program.batch_sharding.shard_shape((config.batch,))[0]
     height, width, _ = program.batch["image"].shape[1:]
-    model, tensor = program.model, mesh.shape["tensor"]
+    model, kind, tensor = program.model, first.device_kind, mesh.shape["tensor"]
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
@@ -42,7 +41,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     resized = ", ".join(f"{field} {now} instead of {named}" for field, (named, now) in model.resized.items())
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
-        f"Devices: {devices} x {first.device_kind} on {jax.process_count()} host(s), mesh {axes}",
+        f"Devices: {devices} x {kind} on {jax.process_count()} host(s), mesh {axes}",
         f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
         f"{config.data.num_classes:,} classes, {height}x{width} pixels",
         *([f"Loader: {workers} worker processes on {cores} cores of this host"] if workers else []),
@@ -52,7 +51,7 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
         *([f"Not of the size {model.name}, as the configuration sets {resized}"] if resized else []),
         *(
             [f"Attention: {model.field('attention')}; {reason}"]
-            if (reason := lacks_kernel(model, first.platform) or lacks_memory(config, model, first, rows, tensor))
+            if (reason := lacks_kernel(model, first.platform) or lacks_memory(config, model, kind, rows, tensor))
             else []
         ),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
@@ -72,19 +71,19 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
     return NO_CUDNN if platform == "gpu" else None
 
 
-def lacks_memory(config: ConfigDict, model: Model, device: Any, images: int, tensor: int = 1) -> str | None:
+def lacks_memory(config: ConfigDict, model: Model, device_kind: str, images: int, tensor: int = 1) -> str | None:
     """Returns why `attention=auto` stands for plain attention on a TPU; None if it does not.
 
     Args:
         config: the configuration of the run.
         model: its model, for which the kernel can be used.
-        device: the device, with JAX's `device_kind`.
+        device_kind: the kind of device, as JAX names it.
         images: the images of a step on the device.
         tensor: the number of devices over which the heads are split.
     """
-    if config.model.attention != "auto" or not has_kernel(device.device_kind):
+    if config.model.attention != "auto" or not has_kernel(device_kind):
         return None
-    chosen = model.with_attention("auto").for_device(device.device_kind, images // config.accum_steps, tensor)
+    chosen = model.with_attention("auto").for_device(device_kind, images // config.accum_steps, tensor)
     return NO_MEMORY if chosen.field("attention") == "tokens_first" else None
 
 
