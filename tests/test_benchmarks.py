@@ -59,8 +59,11 @@ def test_it_runs(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(overhead.cifar10, "plain", smoke.get_config)  # it compiles sooner
     monkeypatch.setattr(plans, "TABLE_6", plans.TABLE_6[:1])
+    monkeypatch.setattr(feed, "PACKED", {"packed": feed.PACKED["packed"]})  # each starts two worker processes
     monkeypatch.setattr(
-        stream_accuracy, "SMALL", ["model.depth=1", "batch=16", "batch_eval=16", "data.num_examples=128"]
+        stream_accuracy,
+        "SMALL",
+        ["model.depth=1", "optim.name=adamw", "batch=16", "batch_eval=16", "data.num_examples=128"],
     )
     write_photos(tmp_path)
     name, *words = command

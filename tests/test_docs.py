@@ -78,7 +78,7 @@ SHALLOW = "--config.model.stages=(1,)"  # of a ResNet, for model.depth
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
 VTAB = ["--config.total_steps=1", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=32"]
-CIFAR = ["--config.batch=8", "--config.data.num_examples=None"]  # the stand-in has fewer
+CIFAR = ["--config.batch=8", "--config.batch_eval=16", "--config.data.num_examples=None"]  # the stand-in has fewer
 
 # A word of the command -> why it is only dry-run: its program is built and lowered, without data.
 DRY = {
@@ -206,7 +206,7 @@ def place(tmp_path_factory):
     """A folder with the files of a reader, in which the commands are run one after the other."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs").symlink_to(ROOT / "configs")
-    shutil.copytree(ROOT / "results" / "cifar10_shape", folder / "results" / "cifar10_shape")
+    shutil.copytree(ROOT / "results" / "cifar10_shape" / "width", folder / "results" / "cifar10_shape" / "width")
     write_photos(folder)
     write_set(folder / "data" / "shards", SINGLE, info=False)
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")

@@ -42,23 +42,19 @@ def test_a_run_is_the_same_stopped_packed_and_from_a_bucket(kind, here, there, t
     config = recipe(config_of(kind, here))
     metrics = train.train(config, tmp_path / "whole")
     assert metrics["test/n"] == 7
-    with pytest.raises(KeyboardInterrupt):
-        train.train(config, tmp_path / "stopped", stop)
-    train.train(config, tmp_path / "stopped")
-    assert_same_runs(tmp_path / "stopped", tmp_path / "whole")
-
     words = [f"--data-dir={config.data.data_dir}"] if config.data.data_dir else ["--num-classes=3"]
     pack.main(["vit_jax.pack", config.data.source, str(tmp_path / "packed"), "--shards=2", *words])
     config.data.source = f"array_record:{tmp_path / 'packed'}"
     train.train(config, tmp_path / "from_packed")
     assert rows(tmp_path / "from_packed") == rows(tmp_path / "whole")
 
-    for place, name in ((here, "streamed"), (there, "streamed_there")):
-        streamed = recipe(config_of(kind, place), "stream")
-        with pytest.raises(KeyboardInterrupt):
-            train.train(streamed, tmp_path / name, stop)
-        train.train(streamed, tmp_path / name)
-    assert_same_runs(tmp_path / "streamed", tmp_path / "streamed_there")
+    # In the global order, which numbers the images, every kind goes on as the digits do.
+    train.train(recipe(config_of(kind, here), "stream"), tmp_path / "streamed")
+    streamed = recipe(config_of(kind, there), "stream")
+    with pytest.raises(KeyboardInterrupt):
+        train.train(streamed, tmp_path / "stopped", stop)
+    train.train(streamed, tmp_path / "stopped")
+    assert_same_runs(tmp_path / "stopped", tmp_path / "streamed")
 
     model, params = interop.load(tmp_path / "whole")
     config, found = load_config(tmp_path / "whole" / "config.json"), []
