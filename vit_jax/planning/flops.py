@@ -1,5 +1,6 @@
 """Counts the multiply-accumulates (MACs) of a function, in its matrix products and convolutions, from its trace."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ def macs_per_image(model: Model) -> int:
     """Returns the multiply-accumulates of a model's forward pass on one image, without dropout and padded tokens."""
     if not model.field("attention_pattern") or model.field("attention_pattern") == "full":
         model = model.with_attention("heads_first")  # which pads no tokens
+    model = dataclasses.replace(model, spec=model.spec.quick_to_trace)
     images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     return count_macs(lambda params, images: model.apply(params, images)[0], params, images)
