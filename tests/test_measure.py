@@ -170,7 +170,7 @@ def check_whole(record):
 
 @pytest.mark.slow
 def test_two_emulated_devices_are_measured_and_an_interruption_loses_one_part(tmp_path):
-    line, environment = command(tmp_path, "--minutes=3"), single(2)
+    line, environment = command(tmp_path, "--minutes=1.5"), single(2)
     process = subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     for text in process.stdout:
         if text.startswith("collectives:"):
@@ -191,7 +191,7 @@ def test_two_emulated_devices_are_measured_and_an_interruption_loses_one_part(tm
 
 @pytest.mark.slow
 def test_two_hosts_write_one_record(tmp_path):
-    line = command(tmp_path, "--minutes=3", "--config.mesh.fsdp=2", "--config.mesh.data=1")
+    line = command(tmp_path, "--minutes=2", "--config.mesh.fsdp=2", "--config.mesh.data=1")
     processes = [
         subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for environment in process_environments(2, 1)

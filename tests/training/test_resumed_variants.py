@@ -10,12 +10,11 @@ from vit_jax import interop, models, train
 from vit_jax.models import bit_spec
 
 RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
+RESNET |= {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16}
 MODELS = {
-    "2-D in every block": {"position": "learned2d", "position_place": "blocks"},
     "relative": {"position": "relative", "relative_tables": "head"},
     "Axial-ViT": {"name": "Axial-ViT-mu/4", "pooling": "gap"},
-    "AxialResNet": RESNET | {"name": "AxialResNet-26"},
-    "SASA-ResNet": RESNET | {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16},
+    "SASA-ResNet": RESNET,
     "hybrid": {"name": "R+ViT-mu/4"},
 }
 
