@@ -57,6 +57,6 @@ def test_hardware_in_words(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: AMD EPYC 7B13\n\nprocessor : 1\nmodel name\t: AMD EPYC 7B13\n")
     assert describe(devices("tpu", "TPU v5 lite", 8, 2)) == "8 x TPU v5 lite, 2 hosts"
-    assert re.fullmatch(r"\d+ cores of AMD EPYC 7B13", describe(devices("cpu", "cpu", 1, 1), cpuinfo))
+    assert re.fullmatch(r"(1 core|\d+ cores) of AMD EPYC 7B13", describe(devices("cpu", "cpu", 1, 1), cpuinfo))
     words = describe(devices("cpu", "cpu", 8, 2), tmp_path / "absent")
-    assert re.fullmatch(r"\d+ cores of \w+, 8 emulated devices, 2 hosts", words)
+    assert re.fullmatch(r"(1 core|\d+ cores) of \w+, 8 emulated devices, 2 hosts", words)

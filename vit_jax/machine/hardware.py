@@ -21,7 +21,8 @@ def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc
     if devices[0].platform != "cpu":
         return f"{len(devices)} x {devices[0].device_kind}, {hosts} {'host' if hosts == 1 else 'hosts'}"
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.M) if cpuinfo.is_file() else None
-    words = [f"{count_cores()} cores of {named[1].strip() if named else platform.machine()}"]
+    cores = count_cores()
+    words = [f"{cores} {'core' if cores == 1 else 'cores'} of {named[1].strip() if named else platform.machine()}"]
     words += [f"{len(devices)} emulated devices"] if len(devices) > 1 else []
     words += [f"{hosts} hosts"] if hosts > 1 else []
     return ", ".join(words)
