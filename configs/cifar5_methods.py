@@ -5,8 +5,8 @@ for four times as many steps. Each has three learning rates, or a fourth where t
 by `val`, the last tenth of the images, which no run sees, is tested. configs/cifar5.py has the data, the model and
 the weights to start from; here the images have 32 pixels, as in the pre-training.
 
-Ours, means of three seeds: 81.05 % of the test images with a teacher of 83.94 %, 80.39 % with layer decay, 80.03 %
-plain and 78.81 % with LoRA; docs/studies.md has all rates. A run takes 4 to 7 minutes on one CPU core, the teacher 20.
+Ours: 81.05 % of the test images with a teacher of 83.94 %, 80.39 % with layer decay, 80.03 % plain and 78.81 % with
+LoRA, means of three seeds; docs/studies.md has all rates. A run takes 4 to 7 minutes on one CPU core, the teacher 20.
 The argument names the weights, and for distillation the teacher:
     python -m vit_jax.main --config=configs/cifar5_methods.py:RUN --config.total_steps=1200
       --config.base_lr=0.001 --workdir=TEACHER
