@@ -45,14 +45,26 @@ class Fingerprint(NamedTuple):
 def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
     """Returns name -> fingerprint for every array of a tree. Every process must call it.
 
-    No array is gathered: each device adds up the part that it holds, and the sums of the devices are added.
+    All JAX arrays on the same mesh are handled in one call of a jitted function, NumPy arrays one by one: hosts could
+    execute several programs in another order each, and each would wait for a sum that no other one makes. No array is
+    gathered: each device adds up the part that it holds, and the sums of the devices are added.
 
     Raises:
         ValueError: an array has a dtype or a dimension for which no fingerprint is defined.
     """
     leaves = tree.flatten(state)
-    rows = {name: _row_of(leaf) for name, leaf in leaves.items() if isinstance(leaf, jax.Array)}
-    by_name = {name: Fingerprint(_digits(*row[:2].tolist()), not row[2]) for name, row in jax.device_get(rows).items()}
+    there: dict[Any, list[str]] = {}
+    for name, leaf in leaves.items():
+        if isinstance(leaf, jax.Array):
+            placed = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+            there.setdefault(placed and placed.mesh, []).append(name)
+    by_name: dict[str, Fingerprint] = {}
+    for mesh, names in there.items():
+        arrays = [leaves[name] for name in names]
+        specs = tuple(leaf.sharding.spec for leaf in arrays) if mesh else ()
+        rows = np.asarray(rows_on(mesh, specs)(arrays))
+        for name, row in zip(names, rows, strict=True):
+            by_name[name] = Fingerprint(_digits(*row[:2].tolist()), not row[2])
     here = [name for name in leaves if name not in by_name]
     with ThreadPoolExecutor(4) as pool:
         by_name |= dict(zip(here, pool.map(lambda name: fingerprint(leaves[name]), here), strict=True))
@@ -80,32 +92,30 @@ def fingerprint(array: Any) -> Fingerprint:
     return Fingerprint(_digits(*totals), finite)
 
 
-def _row_of(leaf: jax.Array) -> jax.Array:
-    """Returns uint32 [3] on every device of an array: both sums, and 0 if all values are finite."""
-    placed = leaf.sharding
-    return row_on(placed.mesh, placed.spec)(leaf) if isinstance(placed, NamedSharding) else row_on(None, P())(leaf)
-
-
 @functools.cache
-def row_on(mesh: Mesh | None, spec: P) -> Callable[[jax.Array], jax.Array]:
-    """Returns a jitted function that takes an array and returns uint32 [3] on every device, as `_row_of` has it.
+def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array]], jax.Array]:
+    """Returns a jitted function that takes arrays and returns uint32 [arrays, 3] on every device.
 
-    Arrays of one shape, type and spec share a program: a training state has some arrays of each, and one program of
-    all would take longer to compile.
+    The columns of the result are the two sums of an array, and a number that is 0 if all its values are finite.
 
     Args:
-        mesh: the mesh on which the array lies; None: it lies on one device.
-        spec: the partition spec of the array.
+        mesh: the mesh on which the arrays lie; None: each array lies on one device.
+        specs: the partition spec of each array; empty without a mesh.
     """
     if mesh is None:
-        return jax.jit(lambda leaf: _row(leaf, spec))
-    axes = tuple(axis for entry in spec for axis in _names(entry))
+        return jax.jit(lambda leaves: jnp.stack([_row(leaf, P()) for leaf in leaves]))
 
-    def local(leaf: jax.Array) -> jax.Array:
-        row = _row(leaf, spec, mesh)
-        return jax.lax.psum(row, axes) if axes else row  # an array is not summed over an axis along which it is copied
+    def local(leaves: list[jax.Array]) -> jax.Array:
+        rows = [_row(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
+        split = [tuple(sorted(axis for axes in spec for axis in _names(axes))) for spec in specs]
+        for axes in set(split) - {()}:  # an array is not summed over an axis along which it is copied
+            numbers = [number for number, along in enumerate(split) if along == axes]
+            sums = jax.lax.psum(jnp.stack([rows[number] for number in numbers]), axes)
+            for number, row in zip(numbers, sums, strict=True):
+                rows[number] = row
+        return jnp.stack(rows)
 
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False))
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(list(specs),), out_specs=P(), check_vma=False))
 
 
 def _row(leaf: jax.Array, spec: P, mesh: Mesh | None = None) -> jax.Array:
