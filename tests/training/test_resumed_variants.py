@@ -10,11 +10,10 @@ from vit_jax import interop, models, train
 from vit_jax.models import bit_spec
 
 RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
-RESNET |= {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16}
 MODELS = {
     "relative": {"position": "relative", "relative_tables": "head"},
     "Axial-ViT": {"name": "Axial-ViT-mu/4", "pooling": "gap"},
-    "SASA-ResNet": RESNET,
+    "SASA-ResNet": RESNET | {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16},
     "hybrid": {"name": "R+ViT-mu/4"},
 }
 

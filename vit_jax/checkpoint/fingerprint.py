@@ -45,9 +45,9 @@ class Fingerprint(NamedTuple):
 def fingerprints(state: ArrayTree) -> dict[str, Fingerprint]:
     """Returns name -> fingerprint for every array of a tree. Every process must call it.
 
-    All JAX arrays on the same mesh are handled in one call of a jitted function, NumPy arrays one by one: hosts could
-    execute several programs in another order each, and each would wait for a sum that no other one makes. No array is
-    gathered: each device adds up the part that it holds, and the sums of the devices are added.
+    All JAX arrays on the same mesh are handled in one call of a jitted function, NumPy arrays one by one. Several
+    programs could run in a different order on each host, and a host would wait for a sum that the others do not make.
+    No array is gathered: each device adds up the part that it holds, and the sums of the devices are added.
 
     Raises:
         ValueError: an array has a dtype or a dimension for which no fingerprint is defined.
