@@ -22,9 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 Report = dict[str, Any]
 
+LIMIT = 3600.0  # seconds after which a compilation is given up
+
 
 def compile_in_process(name: str, target: str, module: str, *words: str) -> Report:
-    """Runs a module in a new process, and returns the report that it prints, or {"error": ...} if it fails.
+    """Runs a module in a new process, and returns the report that it prints.
+
+    It returns {"error": ...} if the module fails or takes longer than `LIMIT`.
 
     Args:
         name: the name of the program in the line of progress.
@@ -36,7 +40,10 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
         environment = targets.compiler_environment(request) | dump_environment(folder)
         command = [sys.executable, "-m", module, *words]
-        found = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            found = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return {"error": f"not compiled within {LIMIT / 60:.0f} minutes"}
     if found.returncode == 0:
         return json.loads(found.stdout)
     lines = [line for line in found.stderr.splitlines() if line.strip()]

@@ -57,6 +57,13 @@ def test_loops_pipelines_and_blocks_fetched_once_are_executed():
     assert (found.assumed, found.open_loops, found.shared) == (0, 0, False)
 
 
+def test_a_copied_predicate_decides_what_its_original_does():
+    copied = GRID.replace("%p4_p3 = pnand", "%p9_p8 = pnand").replace(
+        "{ %50 = dma", "{ %p4_p3 = pmov %p9_p8  ;;  %50 = dma"
+    )
+    assert copied.count("p9_p8") == 2 and read_schedule(copied) == read_schedule(GRID)
+
+
 def test_what_depends_on_data_is_counted_once_and_reported():
     unknown = GRID.replace("scmp.ge.s32.totalorder %s40_s0, 13", "scmp.ge.s32.totalorder %s40_s0, %s77_s7")
     found = read_schedule(unknown)

@@ -165,7 +165,7 @@ class _Core:
             return None if values[0] is None else values[1 if values[0] else 2]
         if instruction.code in ("por", "pand", "pnand", "pneg"):
             return _combine(instruction.code, values)
-        if instruction.code in ("smov", "int_to_ptr.hbm", "int_to_ptr.vmem"):
+        if instruction.code in ("smov", "pmov", "int_to_ptr.hbm", "int_to_ptr.vmem"):
             return values[0] if values else None
         kind = instruction.code.split(".")
         if len(values) != 2 or values[0] is None or values[1] is None:
