@@ -4,7 +4,8 @@ Example:
   python -m benchmarks.tpu --write=docs/speed.md
 
 Takes hours the first time on two cores. Results are kept in benchmarks/tpu_results, so the same command compiles only
-what is missing; to compile a row again, delete its file. Rows of big_vision need --big-vision, a checkout of its code.
+what is missing, and gives a row up after an hour; to compile a row again, delete its file. Rows of big_vision need
+--big-vision, a checkout of its code.
 """
 
 import argparse

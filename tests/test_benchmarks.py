@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from benchmarks import dependencies, feed, goodput, loader, mutants, overhead, stream_accuracy, tpu
+from benchmarks import dependencies, feed, goodput, loader, mutants, overhead, stream_accuracy, tpu, tpu_process
 from configs import smoke
 from docs import plans, screenshots
 from tests.conftest import ROOT, write_tfds
@@ -159,6 +159,12 @@ def test_rows_are_shown_side_by_side(tmp_path, monkeypatch):
     assert "| L/16, 64 | tensor |  |  |  | does not fit: 0.00 MiB |" in text and "| exit code 1 |" in text
     names = [path.name for path in tmp_path.iterdir()]
     assert len(set(names)) == 5 and row.name == "vit_jax-l_16-v5e_2x4-64-gap-data_1-tensor4"
+
+
+def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(tpu_process, "LIMIT", 0.01)
+    report = tpu_process.compile_in_process("B/16", "v5e:2x2", "benchmarks.tpu_rows")
+    assert report == {"error": "not compiled within 0 minutes"}
 
 
 def test_the_tests_of_each_room_are_where_the_mutants_look_for_them():

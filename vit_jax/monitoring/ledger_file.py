@@ -27,7 +27,7 @@ class Start:
 
     Attributes:
         first: steps done before the process.
-        last: the last step that the process made, saved or not.
+        last: the last step that the process dispatched, saved or not. A killed process may not have logged its metrics.
         began: when the process began, in seconds since 1970.
         seconds: category -> seconds spent on it; categories of 0 seconds are absent.
         saves: the number of saves that the process began.
