@@ -216,9 +216,23 @@ def weights(results: Results) -> list[str]:
 
 
 def chips(results: Results) -> list[str]:
-    """Returns the table of two models on the other kinds of chips."""
-    pairs = itertools.product(("B/16", "L/16"), OTHER_CHIPS)
-    return side_by_side(results, [Row("vit_jax", model, target, IMAGES[model]) for model, target in pairs])
+    """Returns the table of the models on the other kinds of chips."""
+    pairs = itertools.product(((model, images) for model, images in IMAGES.items() if has_theirs(model)), OTHER_CHIPS)
+    return side_by_side(results, [Row("vit_jax", model, target, images) for (model, images), target in pairs])
+
+
+def mlp(results: Results) -> list[str]:
+    """Returns the table of the MLP by the compiler and by the kernel, on v6e."""
+    lines = []
+    for model in ("B/16", "L/16"):
+        forms = {"the compiler": (("model.mlp", "jit"),), "the kernel": ()}
+        found = [results[Row("vit_jax", model, "v6e:2x2", IMAGES[model], fields=fields)] for fields in forms.values()]
+        for form, each in zip(forms, found, strict=True):
+            both = each.schedule and found[0].schedule
+            ratio = f"{each.schedule.cycles / found[0].schedule.cycles:.2f}" if both else ""
+            moved = f"{each.schedule.hbm_bytes / 1e9:.1f}" if each.schedule else ""
+            lines.append([f"{model}, {IMAGES[model]}", form, *each.cells(), moved, ratio])
+    return table(["model, images a chip", "MLP by", *CELLS, "GB moved", "schedule / the compiler's"], lines)
 
 
 def growing(results: Results) -> list[str]:
@@ -274,6 +288,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "operations": operations,
     "weights": weights,
     "chips": chips,
+    "mlp": mlp,
     "growing": growing,
     "memory": memory,
     "forms": forms,

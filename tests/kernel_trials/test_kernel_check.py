@@ -45,10 +45,10 @@ class Measure:
 def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
     measure = Measure(RIGHT)
     for _ in range(2):
-        assert check_kernels(fused(), CHIP, compare=measure) == fused()
+        assert check_kernels(fused(), CHIP, comparisons={"attention": measure}) == fused()
     assert measure.asked == 1 and not caplog.records
-    check_kernels(fused(resolution=64), CHIP, compare=measure)
-    check_kernels(fused(), SimpleNamespace(platform="tpu", device_kind="TPU v4"), compare=measure)
+    check_kernels(fused(resolution=64), CHIP, comparisons={"attention": measure})
+    check_kernels(fused(), SimpleNamespace(platform="tpu", device_kind="TPU v4"), comparisons={"attention": measure})
     assert measure.asked == 3
 
 
@@ -56,7 +56,8 @@ def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
 def test_a_kernel_that_is_wrong_is_replaced_each_time(caplog, value):
     measure = Measure(RIGHT | {"the gradient of the input": value})
     for _ in range(2):
-        assert check_kernels(fused(), CHIP, compare=measure) == models.create("ViT-mu/8", attention="tokens_first")
+        plain = models.create("ViT-mu/8", attention="tokens_first")
+        assert check_kernels(fused(), CHIP, comparisons={"attention": measure}) == plain
     assert measure.asked == 1
     assert [record.getMessage() for record in caplog.records] == 2 * [
         "the attention kernel fused is wrong on TPU v5 lite: it changes the gradient of the input by "
@@ -66,16 +67,27 @@ def test_a_kernel_that_is_wrong_is_replaced_each_time(caplog, value):
 
 def test_a_kernel_that_does_not_run_is_tried_again(caplog):
     measure = Measure(RuntimeError("no such instruction\nin line 1"))
-    assert check_kernels(fused(), CHIP, compare=measure).field("attention") == "tokens_first"
+    assert check_kernels(fused(), CHIP, comparisons={"attention": measure}).field("attention") == "tokens_first"
     assert "does not run on TPU v5 lite (no such instruction)" in caplog.text
     measure.answer = RIGHT
-    assert check_kernels(fused(), CHIP, compare=measure).field("attention") == "fused"
+    assert check_kernels(fused(), CHIP, comparisons={"attention": measure}).field("attention") == "fused"
+
+
+def test_only_the_kernel_that_is_wrong_is_replaced(caplog):
+    model = models.create("ViT-mu/8", attention="fused", mlp="fused")
+    comparisons = {"attention": Measure(RIGHT), "mlp": Measure({"the result of the MLP": 0.5})}
+    chosen = check_kernels(model, CHIP, comparisons=comparisons)
+    assert (chosen.field("attention"), chosen.field("mlp")) == ("fused", "jit")
+    assert "the MLP kernel fused is wrong on TPU v5 lite: it changes the result of the MLP by 0.5" in caplog.text
+    comparisons = {"attention": Measure({"the result": 0.5}), "mlp": Measure(RIGHT)}
+    chosen = check_kernels(model.with_fields(resolution=64, mlp_dim=256), CHIP, comparisons=comparisons)
+    assert (chosen.field("attention"), chosen.field("mlp")) == ("tokens_first", "fused")
 
 
 def test_plain_forms_and_cpus_are_not_compared():
     measure = Measure(RuntimeError())
     for model, device in ((models.create("ViT-mu/8", attention="tokens_first"), CHIP), (fused(), jax.devices()[0])):
-        assert check_kernels(model, device, compare=measure) == model
+        assert check_kernels(model, device, comparisons={"attention": measure}) == model
     assert not measure.asked
 
 
@@ -88,7 +100,7 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
         folders.path = tmp_path / str(group.host)
         folders.path.mkdir()
         answer = RIGHT | ({"the result": 1.0} if group.host == 2 else {})
-        return check_kernels(fused(), CHIP, 1, OnGroup(group), Measure(answer)).field("attention")
+        return check_kernels(fused(), CHIP, 1, OnGroup(group), {"attention": Measure(answer)}).field("attention")
 
     assert everywhere([lambda group=group: choose(group) for group in make_groups(4)]) == ["tokens_first"] * 4
 

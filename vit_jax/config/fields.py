@@ -184,8 +184,9 @@ _ROWS = (
           synonyms="amp amp_dtype bf16 fp16 half_precision mixed_precision precision compute_dtype"),
     Field("model.attention", "auto", "heads_first, tokens_first, fused (TPU), cudnn (GPU) or auto (the fastest here)",
           affects=EXECUTION),
-    Field("model.mlp", "jit",
-          "who places an MLP's communication between devices: jit (the compiler) or shard_map (us)",
+    Field("model.mlp", "auto",
+          "who places an MLP's operations and communication: jit (the compiler), shard_map (us), fused (TPU, a kernel "
+          "with the norm) or auto (the fastest here)",
           affects=EXECUTION),
     Field("model.remat", "none",
           "recomputed backwards: none, dots (all but matmuls), mlp, attention (all but it), full",

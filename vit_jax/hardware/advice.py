@@ -8,7 +8,8 @@ ADVICE: Mapping[str, str] = {
     "transfer": "fewer bytes a step: --config.resolution",
     "collective": "split over fewer devices of the slow axis: --config.mesh.fsdp, --config.mesh.tensor; if hosts carry "
     "it, --config.mesh.slice",
-    "kernel values": "--config.model.attention=tokens_first; a run replaces the kernel by itself",
+    "kernel values": "--config.model.attention=tokens_first, or --config.model.mlp=jit for that of the MLP; a run "
+    "replaces the kernel by itself",
     "kernel time": "--config.model.attention=tokens_first; a run that starts here with auto chooses it",
     "step": "--config.profile_steps=5 shows where the time goes; then --config.model.attention=tokens_first, "
     "--config.mesh.fsdp, or --config.compiler_options=NAME= to omit an option",

@@ -9,7 +9,7 @@ from vit_jax import UserError, models, reason
 from vit_jax.hardware.bench import Bench
 from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
-from vit_jax.kernel_trials import PLAIN, TOLERANCE, AttentionTime, remember_times
+from vit_jax.kernel_trials import COMPARISONS, PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
 
 INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small, since interpreting one is slow
@@ -30,8 +30,10 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
             yield Measurement(f"{name}: attention", "ms", None, note=str(error))
             continue
         kind = model.field("attention")
-        values = list(compare_values(bench, f"{name}: {kind}", model))
+        values = list(compare_values(bench, f"{name}: {kind}", model, "attention"))
         yield from values
+        if "mlp" in model.kernels:
+            yield from compare_values(bench, f"{name}: MLP {model.field('mlp')}", model, "mlp")
         obstacles = {
             "it does not run on every host": not all(
                 bench.coordinator.all_gather("whether the kernel runs", len(values) > 1)
@@ -49,17 +51,17 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
     if bench.device.platform == "cpu":
         small = models.create(INTERPRETED, resolution=64, attention="fused")
         with interpret_kernels():
-            yield from compare_values(bench, f"{INTERPRETED}: fused, interpreted", small)
+            yield from compare_values(bench, f"{INTERPRETED}: fused, interpreted", small, "attention")
         yield Measurement("fused: time", "ms", None, note="a CPU executes no kernel")
     if bench.coordinator.host == 0 and times:
         remember_times(bench.device.device_kind, times)
 
 
-def compare_values(bench: Bench, name: str, model: models.Model) -> Iterator[Measurement]:
-    """Yields how far a model's attention is from the plain form in float32: the result and each gradient."""
+def compare_values(bench: Bench, name: str, model: models.Model, field: str) -> Iterator[Measurement]:
+    """Yields how far a model's attention or MLP is from the plain form in float32: the result and each gradient."""
     tensor = bench.mesh.shape["tensor"]
     try:
-        differences = models.measure_differences(model.spec, bench.device, tensor)
+        differences = COMPARISONS[field](model.spec, bench.device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
         yield Measurement(
             f"{name}, values", "relative", None, advice="kernel values", note=f"does not run: {reason(error)}"

@@ -1,3 +1,4 @@
+from .check import COMPARISONS as COMPARISONS
 from .check import TOLERANCE as TOLERANCE
 from .check import check_kernels as check_kernels
 from .times import PLAIN as PLAIN

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -17,6 +17,13 @@ from vit_jax.storage import atomic_write, cache, versions
 TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.011 from float32, the plain form up to 0.007
 
 Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # (spec, device, tensor) -> name -> difference
+
+# Field of the spec -> the comparison of its kernel with the plain form.
+COMPARISONS: dict[str, Differences] = {
+    "attention": models.measure_differences,
+    "mlp": lambda spec, device, tensor: models.measure_mlp_differences(spec, device),
+}
+KERNELS = {"attention": "attention kernel", "mlp": "MLP kernel"}
 
 
 @runtime_checkable
@@ -37,45 +44,56 @@ def check_kernels(
     device: DeviceLike,
     tensor: int = 1,
     coordinator: Coordinator | None = None,
-    compare: Differences = models.measure_differences,
+    comparisons: Mapping[str, Differences] = COMPARISONS,
 ) -> models.Model:
-    """Returns the model, with the plain form of attention if its kernel fails or is wrong on a device of some host.
+    """Returns the model, with the plain form in place of each kernel that fails or is wrong on a device of some host.
 
     The result of a completed comparison is kept in the folder `checked` of the cache.
 
     Args:
-        model: a model whose attention has been chosen.
+        model: a model whose attention and MLP have been chosen.
         device: one of the devices of this host that will run the model.
         tensor: the number of devices over which the heads are split.
         coordinator: lets the hosts agree; all of them must call this function. None: the hosts that JAX knows.
-        compare: measures the differences, as `models.measure_differences` does.
+        comparisons: measures the differences of each kernel, as `COMPARISONS` does.
     """
-    kind, coordinator = model.kernel, coordinator or Supervisor()
-    faults = run_on_all(coordinator, "the comparison of kernels", lambda: find_fault(model, device, tensor, compare))
-    for host, fault in enumerate(faults):
+    coordinator = coordinator or Supervisor()
+    faults = run_on_all(
+        coordinator,
+        "the comparison of kernels",
+        lambda: {field: find_fault(model, field, device, tensor, comparisons[field]) for field in model.kernels},
+    )
+    for field, kind in model.kernels.items():
+        host, fault = next(((host, each[field]) for host, each in enumerate(faults) if each[field]), (0, None))
         if fault:
             where = f" of host {host}" if coordinator.hosts > 1 else ""
             logging.getLogger(__name__).warning(
-                "the attention kernel %s%s %s; the plain form, which is slower, replaces it.", kind, where, fault
+                "the %s %s%s %s; the plain form, which is slower, replaces it.", KERNELS[field], kind, where, fault
             )
-            return model.with_attention("tokens_first")
+            model = model.with_fields(**{field: models.PLAIN_FORMS[field]})
     return model
 
 
-def find_fault(
-    model: models.Model, device: DeviceLike, tensor: int = 1, compare: Differences = models.measure_differences
-) -> str | None:
-    """Returns, in words, what is wrong with a model's kernel on a device, or None if nothing is wrong.
+def find_fault(model: models.Model, field: str, device: DeviceLike, tensor: int, compare: Differences) -> str | None:
+    """Returns, in words, what is wrong with a kernel of a model on a device, or None if nothing is wrong.
 
     The result of a comparison is kept for the kind of device, the sizes and the code, and is returned the next time. A
-    kernel that does not run is tried again each time. Returns None too if the model has no kernel, or on a CPU, which
+    kernel that does not run is tried again each time. Returns None too if the field has no kernel, or on a CPU, which
     executes none.
+
+    Args:
+        model: the model.
+        field: the field that chooses the kernel, `attention` or `mlp`.
+        device: the device.
+        tensor: the number of devices over which the heads are split.
+        compare: measures the differences, as that of `COMPARISONS` does.
     """
-    kind, spec = model.kernel, model.spec
+    kind, spec = model.kernels.get(field), model.spec
     if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
         return None
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
-    text = json.dumps([device.device_kind, code, kind, models.attention_sizes(spec, 0, tensor)])
+    sizes = models.attention_sizes(spec, 0, tensor) if field == "attention" else models.mlp_sizes(spec)
+    text = json.dumps([device.device_kind, code, field, kind, sizes])
     path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
         return json.loads(path.read_text())["fault"]
@@ -93,10 +111,13 @@ def find_fault(
     return fault
 
 
-def check_example() -> tuple[str, str | None]:
-    """Returns the attention chosen for ViT-B/16 in bfloat16 on this host's first device, and what is wrong with its
-    kernel there (None: nothing).
+def check_example() -> list[tuple[str, str, str | None]]:
+    """Returns what was chosen for ViT-B/16 in bfloat16 on this host's first device: of attention and MLP the name, the
+    implementation, and what is wrong with its kernel there (None: nothing).
     """
     device = jax.local_devices()[0]
-    model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 1)
-    return model.field("attention"), find_fault(model, device)
+    model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 8)
+    return [
+        (KERNELS[field], model.field(field), find_fault(model, field, device, 1, compare))
+        for field, compare in COMPARISONS.items()
+    ]

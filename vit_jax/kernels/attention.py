@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from vit_jax.kernels.bodies import backward_kernel, forward_kernel
 from vit_jax.kernels.change_steps import FusedQKV, apply_change
 from vit_jax.kernels.changes import QKChange
-from vit_jax.kernels.dispatch import kernel_or_plain
+from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
 from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
 from vit_jax.kernels.relative import RelativeKind
 from vit_jax.kernels.tiles import Shape, make_shape
@@ -201,7 +201,7 @@ def _call(
         grid=(packs // shape.packs, shape.query_steps),
         in_specs=in_specs,
         out_specs=out_specs,
-        out_shape=[_like(operands[0], each) for each in outputs],
+        out_shape=[varying_like(operands[0], each) for each in outputs],
         scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
@@ -211,8 +211,3 @@ def _call(
         interpret=interpret,
     )
     return list(run(*operands))
-
-
-def _like(operand: Array, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the shape with the mesh axes over which `operand` varies, inside a `shard_map`."""
-    return jax.eval_shape(lambda x: jnp.broadcast_to(x.ravel()[0].astype(shape.dtype), shape.shape), operand)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -38,6 +39,11 @@ def kernel_or_plain(kernel: Kernel, plain: Plain, shape: Shape, *operands: jax.A
     This function cannot be differentiated.
     """
     return _choice.bind(*operands, kernel=kernel, plain=plain, shape=shape, interpret=_interpreting.get())
+
+
+def varying_like(operand: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Returns the shape with the mesh axes over which `operand` varies, inside a `shard_map`."""
+    return jax.eval_shape(lambda x: jnp.broadcast_to(x.ravel()[0].astype(shape.dtype), shape.shape), operand)
 
 
 _choice = Primitive("kernel_or_plain")

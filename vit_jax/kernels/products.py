@@ -1,4 +1,4 @@
-"""Products of matrices in the attention kernels: summed in float32."""
+"""Products of matrices in the kernels: summed in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -13,3 +13,8 @@ def dot(a: Array, b: Array) -> Array:
 def dot_transposed(a: Array, b: Array) -> Array:
     """Returns a bᵀ."""
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def transposed_dot(a: Array, b: Array) -> Array:
+    """Returns aᵀ b."""
+    return jax.lax.dot_general(a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Compares the attention kernel that this machine's accelerator would run with its plain form."""
+"""Compares the kernels that this machine's accelerator would run with their plain forms."""
 
 import json
 import os
@@ -26,11 +26,11 @@ def check_kernel(
     root: Path = Path("/"),
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
-    """Yields whether the attention kernel equals its plain form on the accelerator here; nothing without one.
+    """Yields whether each kernel equals its plain form on the accelerator here; nothing without one.
 
     Args:
         seconds: the most seconds that the comparison may take.
-        comparison: the program that prints the kernel and its fault.
+        comparison: the program that prints each kernel, the implementation chosen, and its fault.
         root: the root of the file system.
         environment: the environment variables of this process.
     """
@@ -38,15 +38,16 @@ def check_kernel(
         return
     try:
         asked = subprocess.run([sys.executable, "-c", comparison], capture_output=True, text=True, timeout=seconds)
-        kernel, fault = json.loads(asked.stdout.splitlines()[-1])
+        found = json.loads(asked.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        yield Finding("warning", "attention kernel", f"was not compared within {seconds:g} s")
+        yield Finding("warning", "kernels", f"were not compared within {seconds:g} s")
         return
     except (IndexError, ValueError):  # the finding about the devices says why
-        yield Finding("warning", "attention kernel", f"was not compared: exit code {asked.returncode}")
+        yield Finding("warning", "kernels", f"were not compared: exit code {asked.returncode}")
         return
-    if fault:
-        remedy = "nothing: training uses the plain form, which is slower; please report this line"
-        yield Finding("warning", "attention kernel", f"{kernel} {fault}", remedy)
-    else:
-        yield Finding("ok", "attention kernel", kernel)
+    for kernel, kind, fault in found:
+        if fault:
+            remedy = "nothing: training uses the plain form, which is slower; please report this line"
+            yield Finding("warning", kernel, f"{kind} {fault}", remedy)
+        else:
+            yield Finding("ok", kernel, kind)

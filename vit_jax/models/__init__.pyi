@@ -18,9 +18,12 @@ from .depth import count_blocks as count_blocks
 from .depth import is_before_blocks as is_before_blocks
 from .depth import is_head as is_head
 from .depth import is_stacked as is_stacked
+from .mlp_check import measure_mlp_differences as measure_mlp_differences
+from .mlp_check import mlp_sizes as mlp_sizes
 from .model import LOSSES as LOSSES
 from .model import Model as Model
 from .model import create as create
+from .part_specs import PLAIN_FORMS as PLAIN_FORMS
 from .resampling import RESAMPLINGS as RESAMPLINGS
 from .resampling import resample_parameters as resample_parameters
 from .resampling import resample_positions as resample_positions

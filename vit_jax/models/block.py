@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import AttentionWeights, choose_packing
-from vit_jax.models.layers import LayerNorm, Rows, add_bias, dropout
-from vit_jax.models.mlp import Mlp
+from vit_jax.models.layers import LayerNorm, NormParameters, Rows, add_bias, dropout
+from vit_jax.models.mlp import FusedMlp, Mlp, is_fused
 from vit_jax.models.part_specs import BlockKind
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
 from vit_jax.models.self_attention import SelfAttention
@@ -66,12 +66,18 @@ class Block(nn.Module):
         y = dropout(self, y, packing)
         y = self._scale_branch("layer_scale1", y)
         x = x + self._drop_branch(y, drop_rate)
-        x = checkpoint_name(x, "between")
+        x = self._add_mlp(checkpoint_name(x, "between"), drop_rate)
+        return constrain(x, ("batch", "width")), weights
+
+    def _add_mlp(self, x: Rows, drop_rate: float | Float[Array, ""]) -> Rows:
+        """Returns the rows plus the MLP's branch."""
+        spec, packing = self.spec, self.packing
+        if is_fused(spec):
+            return FusedMlp(spec, packing, name="mlp")(x, NormParameters(spec.width, name="norm2")())
         y = LayerNorm(spec.block.norm_epsilon, name="norm2")(x)
         y = Mlp(spec, packing, name="mlp")(y)
         y = self._scale_branch("layer_scale2", y)
-        x = x + self._drop_branch(y, drop_rate)
-        return constrain(x, ("batch", "width")), weights
+        return x + self._drop_branch(y, drop_rate)
 
     def _add_positions(self, x: Rows, shared: PositionTable | RelativeTable | None) -> Rows:
         """Returns the rows plus the positions of the block's input; unchanged with `position_place=stem`."""

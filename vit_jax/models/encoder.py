@@ -20,7 +20,7 @@ from vit_jax.tree import ArrayTree, flatten, unflatten
 
 _POLICIES = jax.checkpoint_policies
 BlockStep = Callable[[Rows, ArrayTree, Array | int, Array], tuple[Rows, dict[str, Array]]]
-_ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns
+_ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns; "hidden": the MLP's kernel
 
 # Rate of stochastic depth in the first block, as a share of that in the last one; linear between them.
 STOCHASTIC_DEPTHS: dict[DepthSchedule, float] = {"linear": 0.0, "constant": 1.0}
@@ -31,7 +31,7 @@ STOCHASTIC_DEPTHS: dict[DepthSchedule, float] = {"linear": 0.0, "constant": 1.0}
 REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
     "none": _POLICIES.everything_saveable,
     "dots": _POLICIES.save_from_both_policies(
-        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(*_ATTENTION)
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(*_ATTENTION, "hidden")
     ),
     "mlp": _POLICIES.save_only_these_names("qkv", "between", *_ATTENTION),
     "attention": _POLICIES.save_only_these_names(*_ATTENTION),

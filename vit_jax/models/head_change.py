@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing, QKChange, lanes_of_heads
-from vit_jax.models.layers import NormParameters, layer_norm
+from vit_jax.models.layers import NormArrays, layer_norm
 from vit_jax.models.rotary import Angles, rotate
 
 QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
@@ -23,7 +23,7 @@ class HeadChange(NamedTuple):
         angles: the angles of the rotation; None: there is no rotation.
     """
 
-    norms: tuple[NormParameters, ...] = ()
+    norms: tuple[NormArrays, ...] = ()
     epsilon: float = 0.0
     angles: Angles | None = None
 

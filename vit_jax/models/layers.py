@@ -20,7 +20,7 @@ Rows: TypeAlias = Float[Array, "*rows width"]
 Channels: TypeAlias = Float[Array, " width"]
 Statistic: TypeAlias = Float[Array, "*rows 1"]
 Residuals: TypeAlias = tuple[Rows, Statistic, Statistic, Channels]
-NormParameters: TypeAlias = tuple[Channels, Channels]  # scale and bias
+NormArrays: TypeAlias = tuple[Channels, Channels]  # scale and bias
 DenseArrays: TypeAlias = tuple[Float[Array, "..."], Float[Array, "..."]]  # kernel and bias
 Multiply: TypeAlias = Callable[[Array, Array], Array]  # (rows, kernel) -> their product, summed over the inputs
 
@@ -191,18 +191,18 @@ class LayerNorm(nn.Module):
         return layer_norm(x, *norm_parameters(self, x.shape[-1]), self.epsilon)
 
 
-class NormOfHeads(nn.Module):
-    """The parameters of a LayerNorm over the channels of a head, which all heads share."""
+class NormParameters(nn.Module):
+    """The parameters of a LayerNorm."""
 
-    head_dim: int
+    channels: int
 
     @nn.compact
-    def __call__(self) -> NormParameters:
+    def __call__(self) -> NormArrays:
         """Returns scale and bias."""
-        return norm_parameters(self, self.head_dim)
+        return norm_parameters(self, self.channels)
 
 
-def norm_parameters(module: nn.Module, width: int) -> NormParameters:
+def norm_parameters(module: nn.Module, width: int) -> NormArrays:
     """Returns the parameters `scale` and `bias` of a module that is a LayerNorm; they start at 1 and 0."""
     scale = module.param("scale", nn.initializers.ones, (width,))
     return scale, module.param("bias", nn.initializers.zeros, (width,))

@@ -5,14 +5,24 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
+import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing
-from vit_jax.models.layers import DenseParameters, Rows, add_bias, dense, dropout, narrowing_product, product
+from vit_jax.kernels import Packing, fused_mlp
+from vit_jax.models.layers import (
+    DenseParameters,
+    NormArrays,
+    Rows,
+    add_bias,
+    dense,
+    dropout,
+    narrowing_product,
+    product,
+)
 from vit_jax.models.part_specs import Activation, MlpKind
 from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, per_device, sum_over
+from vit_jax.sharding import constrain, local_size, per_device, sum_over
 
 Hidden: TypeAlias = Float[Array, "rows mlp"]
 
@@ -76,7 +86,20 @@ def by_device(first: Widening) -> Layers:
     )
 
 
-MLPS: dict[MlpKind, Callable[[Widening], Layers]] = {"jit": by_compiler, "shard_map": by_device}
+# Blocks that do not allow the kernel of `fused` get both layers by the compiler.
+MLPS: dict[MlpKind, Callable[[Widening], Layers]] = {
+    "auto": by_compiler,
+    "jit": by_compiler,
+    "shard_map": by_device,
+    "fused": by_compiler,
+}
+
+
+def _declare_layers(spec: ModelSpec, first: Widening) -> tuple[DenseParameters, DenseParameters]:
+    """Returns the modules that hold the parameters of both dense layers, inside the module that calls this function."""
+    width, mlp_dim, dtype = (spec.width,), (*first.parts, spec.mlp_dim), spec.kernel_dtype
+    dense1 = DenseParameters(width, mlp_dim, dtype, first.kernel_init, bias_init, name=first.name)
+    return dense1, DenseParameters(mlp_dim[-1:], width, dtype, xavier_uniform(), bias_init, name="dense2")
 
 
 class Mlp(nn.Module):
@@ -88,11 +111,39 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
-        spec, first = self.spec, ACTIVATIONS[self.spec.block.activation]
-        width, mlp_dim, dtype = (spec.width,), (*first.parts, spec.mlp_dim), spec.kernel_dtype
-        dense1 = DenseParameters(width, mlp_dim, dtype, first.kernel_init, bias_init, name=first.name)
-        dense2 = DenseParameters(mlp_dim[-1:], width, dtype, xavier_uniform(), bias_init, name="dense2")
-        widen, narrow = MLPS[spec.block.mlp](first)
+        first = ACTIVATIONS[self.spec.block.activation]
+        dense1, dense2 = _declare_layers(self.spec, first)
+        widen, narrow = MLPS[self.spec.block.mlp](first)
         # Dropout is drawn for the whole batch, so that it does not depend on the devices.
         x = dropout(self, widen(x, *dense1()), self.packing)
         return dropout(self, narrow(x, *dense2()), self.packing)
+
+
+def is_fused(spec: ModelSpec) -> bool:
+    """Returns whether `FusedMlp` computes the MLPs of a model, on the mesh for which the model is traced."""
+    whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim
+    return spec.block.mlp == "fused" and spec.block.allows_fused_mlp and whole
+
+
+class FusedMlp(nn.Module):
+    """The MLP with the LayerNorm before it and the residual around it, in one TPU kernel. Its parameters are those of
+    `Mlp`.
+    """
+
+    spec: ModelSpec
+    packing: Packing  # of the rows
+
+    @nn.compact
+    def __call__(self, x: Rows, norm: NormArrays) -> Rows:
+        """Returns x + MLP(LayerNorm(x)), given the parameters of the LayerNorm."""
+        dense1, dense2 = _declare_layers(self.spec, ACTIVATIONS["gelu_tanh"])
+        (kernel1, bias1), (kernel2, bias2) = dense1(), dense2()
+
+        def run(x: Rows, vectors: Float[Array, "3 width"], kernel1: Array, bias1: Array, kernel2: Array) -> Rows:
+            y = fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], self.spec.block.norm_epsilon)
+            return sum_over("mlp", y)  # one device has all hidden channels, see `is_fused`: the sum states it
+
+        # Vectors of the width are passed like rows, so that they are not rounded where they are gathered.
+        names = "dense1/kernel", "dense1/bias", "dense2/kernel"
+        run = per_device(run, (ROWS, ("norms", "channels")), names, ROWS, self.packing.rows)
+        return run(x, jnp.stack([*norm, bias2]), kernel1, bias1, kernel2)

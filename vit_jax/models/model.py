@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import UserError, choose
 from vit_jax.models.attention_choice import attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
-from vit_jax.models.part_specs import CHIP_KERNELS, AttentionKind
+from vit_jax.models.mlp_choice import choose_mlp
+from vit_jax.models.part_specs import CHIP_KERNELS, PLAIN_FORMS, AttentionKind
 from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
@@ -73,10 +74,9 @@ class Model:
         return image_size(self.field("resolution"))
 
     @property
-    def kernel(self) -> AttentionKind | None:
-        """The implementation of attention if a chip may execute it wrongly (`fused` and `cudnn`), otherwise None."""
-        kind = self.field("attention")
-        return kind if kind in CHIP_KERNELS else None
+    def kernels(self) -> dict[str, str]:
+        """Field -> its implementation, of those that a chip may execute wrongly (`fused` and `cudnn`)."""
+        return {name: kind for name in PLAIN_FORMS if (kind := self.field(name)) in CHIP_KERNELS}
 
     @property
     def vit(self) -> ModelSpec:
@@ -90,9 +90,9 @@ class Model:
         return self.spec
 
     def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
-        """Returns the model with the fastest attention for a kind of device in place of `auto`.
+        """Returns the model with the fastest attention and MLP for a kind of device in place of `auto`.
 
-        Any other model is returned unchanged, and so is one with an attention pattern.
+        Any other model is returned unchanged. An attention pattern has no such choice.
 
         Args:
             device_kind: the kind of device, as JAX names it.
@@ -100,9 +100,14 @@ class Model:
                 batch.
             tensor: the number of devices over which the heads are split.
         """
-        if not isinstance(self.spec, ModelSpec) or self.spec.attention.kind != "auto" or self.spec.attention.is_sparse:
+        if not isinstance(self.spec, ModelSpec):
             return self
-        return self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
+        chosen = self
+        if self.spec.attention.kind == "auto" and not self.spec.attention.is_sparse:
+            chosen = self.with_attention(choose_attention(device_kind, attention_sizes(self.spec, images, tensor)))
+        if self.spec.block.mlp == "auto":
+            chosen = chosen.with_fields(mlp=choose_mlp(device_kind, chosen.vit, images, tensor))
+        return chosen
 
     def with_attention(self, kind: AttentionKind) -> "Model":
         """Returns the same ViT with another implementation of attention; a BiT is returned unchanged."""

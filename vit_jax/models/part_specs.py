@@ -31,7 +31,7 @@ Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
 BlockKind = Literal["standard", "axial"]
 Activation = Literal["gelu_tanh", "gelu", "swiglu"]
-MlpKind = Literal["jit", "shard_map"]
+MlpKind = Literal["auto", "jit", "shard_map", "fused"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
@@ -40,7 +40,8 @@ LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
-CHIP_KERNELS: tuple[AttentionKind, ...] = ("fused", "cudnn")  # which a chip may execute wrongly
+CHIP_KERNELS = ("fused", "cudnn")  # implementations that a chip may execute wrongly
+PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
 def check_least(part: object, least: int, *names: str) -> None:
@@ -228,7 +229,9 @@ class BlockSpec:
     stochastic_depth: float = 0.0  # probability of dropping a branch in the last block
     # Over the blocks. linear: from 0 in the first to the probability above in the last. constant: the same in all.
     stochastic_depth_schedule: DepthSchedule = "linear"
-    mlp: MlpKind = "jit"
+    # auto: what `for_device` chooses, otherwise jit. fused: one kernel with the norm and the residual, in blocks that
+    # allow it.
+    mlp: MlpKind = "auto"
 
     def __post_init__(self):
         """Raises UserError for a value out of its range."""
@@ -239,6 +242,14 @@ class BlockSpec:
             (not 0 < self.norm_epsilon < 1, f"norm_epsilon must be above 0 and below 1, not {self.norm_epsilon}."),
             (not 0 <= self.layer_scale < math.inf, f"layer_scale must be 0 or more, not {self.layer_scale}."),
         )
+
+    @property
+    def allows_fused_mlp(self) -> bool:
+        """Whether the MLP's branch has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no
+        stochastic depth, no LayerScale. Only then one kernel computes it with its residual.
+        """
+        dropped = self.dropout_rate or self.stochastic_depth
+        return self.activation == "gelu_tanh" and self.kind == "standard" and not (self.layer_scale or dropped)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from vit_jax.kernels import Packing
 from vit_jax.models.attention import ATTENTIONS, AttentionChange, AttentionWeights, Pattern
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.head_change import HeadChange
-from vit_jax.models.layers import Dense, DenseParameters, NormOfHeads, Rows, as_matrix, product
+from vit_jax.models.layers import Dense, DenseParameters, NormParameters, Rows, as_matrix, product
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.sparse_attention import attend_in_pattern
@@ -70,5 +70,5 @@ class SelfAttention(nn.Module):
         """Returns what happens to queries and keys after their projection."""
         spec = self.spec
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = tuple(NormOfHeads(spec.head_dim, name=name)() for name in names)
+        norms = tuple(NormParameters(spec.head_dim, name=name)() for name in names)
         return HeadChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
