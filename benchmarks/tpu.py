@@ -217,8 +217,19 @@ def weights(results: Results) -> list[str]:
 
 def chips(results: Results) -> list[str]:
     """Returns the table of the models on the other kinds of chips."""
-    pairs = itertools.product(((model, images) for model, images in IMAGES.items() if has_theirs(model)), OTHER_CHIPS)
-    return side_by_side(results, [Row("vit_jax", model, target, images) for (model, images), target in pairs])
+    usual = [(model, target, images) for model, images in IMAGES.items() if has_theirs(model) for target in OTHER_CHIPS]
+    return side_by_side(results, [Row("vit_jax", *each) for each in usual])
+
+
+def batches(results: Results) -> list[str]:
+    """Returns the table of the usual and of twice as many images a chip, on v6e."""
+    lines = []
+    for model, images in itertools.product(("B/16", "L/16"), (1, 2)):
+        images *= IMAGES[model]
+        found = results[Row("vit_jax", model, "v6e:2x2", images)]
+        of_image = f"{found.schedule.cycles / images / 1e6:.3f}" if found.schedule else ""
+        lines.append([f"{model}, {images}", *found.cells(), of_image])
+    return table(["model, images a chip", *CELLS, "schedule of an image"], lines)
 
 
 def mlp(results: Results) -> list[str]:
@@ -289,6 +300,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "weights": weights,
     "chips": chips,
     "mlp": mlp,
+    "batches": batches,
     "growing": growing,
     "memory": memory,
     "forms": forms,

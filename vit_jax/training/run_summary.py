@@ -54,6 +54,11 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
             if (reason := lacks_kernel(model, first.platform) or lacks_memory(config, model, kind, rows, tensor))
             else []
         ),
+        *(
+            [f"Kernels: {', '.join(f'{field} {kind}' for field, kind in model.kernels.items())}"]
+            if model.kernels
+            else []
+        ),
         f"Batch: {config.batch:,} images, {rows:,} per device, in {config.accum_steps} part(s)",
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
