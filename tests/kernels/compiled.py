@@ -71,21 +71,7 @@ def block(devices, batch=16, fields=(), **axes):
     return jax.jit(run, out_shardings=(None, places)), params, images
 
 
-def mlp(devices, rows, width, hidden):
-    """The second half of a block on one device."""
-    here = SingleDeviceSharding(devices[0])
-
-    def loss(*operands):
-        return kernels.fused_mlp(*operands, 1e-6).astype(jnp.float32).sum()
-
-    shapes = (rows, width), (2, width), (width, hidden), (hidden,), (hidden, width), (width,)
-    dtypes = "bfloat16", "float32", "bfloat16", "float32", "bfloat16", "float32"
-    arrays = [array(here, dtype, *shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-    return jax.jit(jax.value_and_grad(loss, argnums=tuple(range(6)))), *arrays
-
-
 PROGRAMS = {
-    "mlp of H": lambda devices: mlp(devices, 512, 1280, 5120),
     "mlp in a block": lambda devices: block(devices, 64, fields={"mlp": "fused"}, data=2, fsdp=2),
     "mlp over tensor": lambda devices: block(devices, 64, fields={"mlp": "fused"}, data=2, tensor=2),
     "sharded arrays": sharded_arrays,
