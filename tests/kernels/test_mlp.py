@@ -61,8 +61,7 @@ def differences(how, operands, grad):
     [
         (2 * MAX_ROWS, 128, 256),  # two steps
         pytest.param(3 * 392, 128, 2048, marks=pytest.mark.slow),  # two products of hidden channels
-        pytest.param(40, 32, 128, marks=pytest.mark.slow),  # a single step of a tile that is not full
-        pytest.param(197, 48, 80, marks=pytest.mark.slow),
+        (197, 48, 80),  # no tiles, as a batch of evaluation may have: the plain form
     ],
 )
 def test_values_and_gradients_equal_those_in_float64(how, rows, width, hidden):
@@ -75,6 +74,15 @@ def test_gradients_of_kernels_are_summed_in_float32():
     """4,096 rows in bfloat16, whose sum in bfloat16 would stop growing."""
     operands, grad = draw(8 * MAX_ROWS, 128, 128, jnp.bfloat16, jnp.bfloat16)
     assert max(differences("interpreted", operands, jnp.ones_like(grad))) < 0.01
+
+
+@pytest.mark.parametrize(("rows", "kernels_called"), [(1024, 2), (25000, 0)])
+def test_a_batch_that_no_step_divides_is_computed_by_the_plain_form(rows, kernels_called):
+    """Lowered for TPUs: as one step it would not fit the vector memory."""
+    operands, grad = draw(rows, 128, 256, jnp.bfloat16, jnp.bfloat16)
+    fused = jax.jit(functools.partial(differentiate, lambda *each: kernels.fused_mlp(*each, EPSILON)))
+    text = fused.trace(operands, grad).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == kernels_called
 
 
 @pytest.mark.parametrize(
@@ -118,13 +126,13 @@ def block_results(spec, rows, mesh=None):
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}])
 def test_a_block_equals_that_of_the_layers(axes, tiny):
-    """With the same parameters; on a mesh that splits hidden channels the layers compute it."""
+    """With the same parameters; 272 rows a device on eight. Where hidden channels are split, the layers compute it."""
     jit, fused = (
         models.create("ViT-mu/16", mlp=mlp, attention="tokens_first", **SMALL).spec for mlp in ("jit", "fused")
     )
     tiny.mesh.update(axes)
     mesh = sharding.make_mesh(tiny) if axes else None
-    chex.assert_trees_all_close(block_results(fused, 16, mesh), block_results(jit, 16), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(block_results(fused, 128, mesh), block_results(jit, 128), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

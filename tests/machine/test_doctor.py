@@ -70,10 +70,8 @@ def test_the_kernel_of_an_accelerator_is_compared(tmp_path):
 
     assert found("raise SystemExit(3)") == []  # no accelerator
     here = {"TPU_WORKER_ID": "0", "PATH": str(tmp_path)}
-    assert found("print('noise'); print('[[\"MLP kernel\", \"fused\", null]]')", **here) == [
-        Finding("ok", "MLP kernel", "fused")
-    ]
-    [wrong] = found('print(\'[["MLP kernel", "fused", "is wrong"]]\')', **here)
+    assert found("print('noise'); print('[[\"MLP\", \"fused\", null]]')", **here) == [Finding("ok", "MLP", "fused")]
+    [wrong] = found('print(\'[["MLP", "fused", "is wrong"]]\')', **here)
     assert wrong.mark == "warning" and wrong.message == "fused is wrong" and "report" in wrong.remedy
     [failed] = found("raise SystemExit(3)", **here)
     assert failed.mark == "warning" and failed.message == "were not compared: exit code 3"

@@ -23,7 +23,7 @@ COMPARISONS: dict[str, Differences] = {
     "attention": models.measure_differences,
     "mlp": lambda spec, device, tensor: models.measure_mlp_differences(spec, device),
 }
-KERNELS = {"attention": "attention kernel", "mlp": "MLP kernel"}
+PARTS = {"attention": "attention", "mlp": "MLP"}  # field of the spec -> the part of the model whose form it is
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ def check_kernels(
         if fault:
             where = f" of host {host}" if coordinator.hosts > 1 else ""
             logging.getLogger(__name__).warning(
-                "the %s %s%s %s; the plain form, which is slower, replaces it.", KERNELS[field], kind, where, fault
+                "the %s kernel %s%s %s; the plain form, which is slower, replaces it.", PARTS[field], kind, where, fault
             )
             model = model.with_fields(**{field: models.PLAIN_FORMS[field]})
     return model
@@ -118,6 +118,6 @@ def check_example() -> list[tuple[str, str, str | None]]:
     device = jax.local_devices()[0]
     model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 8)
     return [
-        (KERNELS[field], model.field(field), find_fault(model, field, device, 1, compare))
+        (PARTS[field], model.field(field), find_fault(model, field, device, 1, compare))
         for field, compare in COMPARISONS.items()
     ]

@@ -9,16 +9,17 @@ and 1.55 by this kernel.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
+from vit_jax.kernels.dispatch import Kernel, Plain, kernel_or_plain, varying_like
 from vit_jax.kernels.mlp_bodies import (
     Hidden,
     Narrowing,
@@ -35,6 +36,7 @@ from vit_jax.kernels.packing import ROW_TILE
 Norm: TypeAlias = Float[Array, "2 width"]  # scale, then bias
 HiddenBias: TypeAlias = Float[Array, " mlp"]
 WidthBias: TypeAlias = Float[Array, " width"]
+Operand: TypeAlias = Array | jax.ShapeDtypeStruct
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -70,9 +72,7 @@ def _forward(
 ) -> tuple[Rows, tuple]:
     shape = _make_shape(x, kernel1, epsilon)
     weights = kernel1.astype(x.dtype), kernel2.astype(x.dtype)
-    y, hidden = kernel_or_plain(
-        _forward_on_tpu, forward_plain, shape, x, *weights, norm[:1], norm[1:], bias1[None], bias2[None]
-    )
+    y, hidden = _run(_forward_on_tpu, forward_plain, shape, x, *weights, norm[:1], norm[1:], bias1[None], bias2[None])
     return y, (x, checkpoint_name(hidden, "hidden"), norm, kernel1, kernel2)
 
 
@@ -80,7 +80,7 @@ def _backward(epsilon: float, residuals: tuple, grad: Rows) -> tuple[Array, ...]
     x, hidden, norm, kernel1, kernel2 = residuals
     shape = _make_shape(x, kernel1, epsilon)
     weights = kernel1.astype(x.dtype), kernel2.astype(x.dtype)
-    grad_x, grad1, grad2, *sums = kernel_or_plain(
+    grad_x, grad1, grad2, *sums = _run(
         _backward_on_tpu, backward_plain, shape, x, grad, hidden, *weights, norm[:1], norm[1:]
     )
     scale, bias, bias1, bias2 = (each.sum(0) for each in sums)
@@ -90,15 +90,21 @@ def _backward(epsilon: float, residuals: tuple, grad: Rows) -> tuple[Array, ...]
 fused_mlp.defvjp(_forward, _backward)
 
 
-def _sizes(x: Rows, hidden: int, grad_dtype: Any) -> MlpSizes:
+def _sizes(x: Rows, hidden: int, grad_dtype: DTypeLike) -> MlpSizes:
     return MlpSizes(len(x), x.shape[1], hidden, x.dtype.itemsize, jnp.dtype(grad_dtype).itemsize)
 
 
 def _make_shape(x: Rows, kernel1: Widening, epsilon: float) -> Shape:
-    sizes = _sizes(x, kernel1.shape[1], kernel1.dtype)
-    # Sizes that do not suit a chip are computed in one step, where the kernel is asked for by name.
-    rows, channels = choose_step(sizes) or (sizes.rows, sizes.hidden)
+    rows, channels = choose_step(_sizes(x, kernel1.shape[1], kernel1.dtype)) or (0, 0)
     return Shape(rows, channels, epsilon, kernel1.dtype.name)
+
+
+def _run(kernel: Kernel, plain: Plain, shape: Shape, *operands: Array) -> list[Array]:
+    """Returns the results of `kernel`, or those of `plain` where the kernel cannot run or does not suit the sizes.
+
+    A run's evaluations have other batches than its training, for which the kernel was chosen.
+    """
+    return kernel_or_plain(kernel, plain, shape, *operands) if shape.rows else plain(shape, *operands)
 
 
 def _forward_on_tpu(interpret: bool, shape: Shape, x: Rows, kernel1: Widening, *others: Array) -> list[Array]:
@@ -121,8 +127,8 @@ def _call(
     kernel: Callable[..., None],
     name: str,
     shape: Shape,
-    operands: tuple[list[Any], list[Any]],
-    results: tuple[list[Any], list[Any]],
+    operands: tuple[list[Array], list[Array]],
+    results: tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]],
     interpret: bool,
 ) -> list[Array]:
     """Runs a kernel over a grid of rows.
@@ -138,10 +144,10 @@ def _call(
     x, kernel1 = operands[0][0], operands[1][0]
     totals = [pltpu.VMEM(each.shape, jnp.float32) for each in results[1][:2]]
 
-    def of_rows(array: Any) -> pl.BlockSpec:
+    def of_rows(array: Operand) -> pl.BlockSpec:
         return pl.BlockSpec((shape.rows, array.shape[1]), lambda step: (step, 0))
 
-    def whole(array: Any) -> pl.BlockSpec:
+    def whole(array: Operand) -> pl.BlockSpec:
         return pl.BlockSpec(array.shape, lambda step: (0, 0), pipeline_mode=None if interpret else pl.Buffered(1))
 
     needed = mlp_vmem_bytes(shape.rows, shape.channels, _sizes(x, kernel1.shape[1], shape.grad_dtype))
