@@ -16,10 +16,11 @@ from launch.local import JAX_VARIABLES, process_environments
 
 ROOT = Path(__file__).parents[2]
 SPEED = ("train/images_per_sec", "train/images_per_sec_per_chip", "perf/data_wait")
-# Data, dropout and MixUp are random, and the batches straddle the epochs' ends.
-RANDOM = ["--config.batch=120", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3", "--config.log_every=1"]
+BATCH = 120  # does not divide the images: batches straddle the epochs' ends
+# Data, dropout and MixUp are random.
+RANDOM = [f"--config.batch={BATCH}", "--config.model.dropout_rate=0.1", "--config.task.mixup=0.3"]
 RANDOM += ["--config.optim.ema_decay=0.9", "--config.eval_every=20", "--config.checkpoint_every=10"]
-RANDOM += ["--config.total_steps=40"]
+RANDOM += ["--config.log_every=1", "--config.total_steps=40"]
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # runs of the same small programs follow each other
 QUICK = "--xla_backend_optimization_level=0"  # what runs for a second should not be optimized for long
 if version("jaxlib").startswith("0.10."):  # later versions do not have this flag
@@ -152,10 +153,19 @@ def single(devices: int) -> dict[str, str]:
 
 def metrics(workdir: Path) -> list[dict[str, Any]]:
     """Returns the lines of a run's metrics, whole ones, without what tells of speed."""
+    return [{name: value for name, value in line.items() if name not in SPEED} for line in _lines(workdir)]
+
+
+def step_seconds(workdir: Path) -> dict[int, float]:
+    """Returns step -> the seconds that it took by its metrics, for a run whose every step is logged."""
+    speeds = {line["step"]: line[SPEED[0]] for line in _lines(workdir) if SPEED[0] in line}
+    return {step: BATCH / speed for step, speed in speeds.items()}
+
+
+def _lines(workdir: Path) -> list[dict[str, Any]]:
     path = workdir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    read = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{name: value for name, value in line.items() if name not in SPEED} for line in read]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def saved(workdir: Path) -> list[int]:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.faults.hosts import Hosts, metrics, saved
+from tests.faults.hosts import Hosts, metrics, saved, step_seconds
 from vit_jax import evals, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import loader
@@ -30,7 +30,7 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
         run.wait()
     killed = time.time()
     assert max(saved(workdir)) == 20
-    made = max(line["step"] for line in metrics(workdir))
+    made, before = max(line["step"] for line in metrics(workdir)), step_seconds(workdir)
     time.sleep(pause)
     again = time.time()
     with Hosts(workdir, 1, 1, *words, slow=slow) as run:
@@ -45,11 +45,14 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     assert total[Category.IDLE] == pytest.approx(again - first.end, abs=0.5)
     # The row counts a step at its dispatch; its metrics are written one dispatch later.
     assert made - (ledger_file.INTERVAL / slow + 2) <= first.last <= made + 1
-    redone = first.last - 20 - 1  # the first of them is compiled
-    assert redone > 0 and total[Category.REDONE] == pytest.approx(slow * redone, rel=0.2)
-    # Once each: of the first start the first is compiled, the second start makes those that are not done again.
-    counted = (first.last - 1) + (40 - first.last)
-    assert total[Category.STEP] == pytest.approx(slow * counted, rel=0.2)
+    assert first.last > 22  # the first step of a start is compiled
+    # By the metrics' clock, since steps on a busy machine take longer than they wait; it is at most one step ahead.
+    after = step_seconds(workdir)
+    redone = sum(after[step] for step in range(22, first.last + 1))
+    assert total[Category.REDONE] == pytest.approx(redone, rel=0.1, abs=1.5 * slow)
+    # Once each: the second start makes those that are not done again. The killed start may not have logged its last.
+    once = sum(before[step] for step in range(2, first.last)) + sum(after[step] for step in range(first.last, 41))
+    assert total[Category.STEP] == pytest.approx(once, rel=0.1, abs=1.5 * slow)
     told = re.search(r"Goodput: ([\d.]+)%", (workdir / "train.log").read_text())[1]
     assert float(told) / 100 == pytest.approx(goodput(total), abs=0.01)
 
