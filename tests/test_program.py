@@ -114,13 +114,16 @@ def test_an_update_that_is_not_finite_is_not_applied(tiny):
     chex.assert_tree_all_finite(after)
 
 
-def test_the_moving_average_follows_the_parameters(tiny):
+def test_the_moving_average_and_the_norm_of_the_update_follow_the_parameters(tiny):
     program = build(tiny)
     state = program.init(jax.random.key(0), {})
-    expected = jax.device_get(state.params)
+    before = expected = jax.device_get(state.params)
     for batch in batches(program, 3):
-        state, _ = program.train_step(state, batch)
-        expected = jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, expected, jax.device_get(state.params))
+        state, metrics = program.train_step(state, batch)
+        params = jax.device_get(state.params)
+        change = optax.tree.norm(optax.tree.sub(params, before))
+        np.testing.assert_allclose(metrics["norm/updates"], change, rtol=1e-5)
+        before, expected = params, jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, expected, params)
     chex.assert_trees_all_close(state.eval_params, expected, rtol=1e-5, atol=1e-7)
 
 

@@ -119,7 +119,9 @@ class TrainStep:
         """Returns the state after the optimizer's update, and the metrics of the step.
 
         If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped.
+        update are not, those parameters keep their values; the step counts as skipped, as it does if the norm of the
+        update overflows. The metric `norm/updates` is the norm of what the parameters have changed by, or NaN if the
+        update was not finite.
 
         Args:
             state: the state before the step.
@@ -130,22 +132,25 @@ class TrainStep:
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-        ema_before = self.trained_part.select(state.ema) if self.ema_decay else None
         changes, opt_state = self.optimizer.update(grads, state.opt_state, before)
+        moved = optax.apply_updates(before, changes)
         # Element by element: a test of all updates at once would have to write them to memory first.
-        trained = jax.tree.map(
-            lambda new, old: jnp.where(jnp.isfinite(new), new, old), optax.apply_updates(before, changes), before
-        )
-        ema = optax.incremental_update(trained, ema_before, 1 - self.ema_decay) if self.ema_decay else None
+        trained = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), moved, before)
         # Integer counters advance even in a skipped step, so that the schedule stays aligned with the step.
-        trained, opt_state, ema = jax.tree.map(
+        trained, opt_state = jax.tree.map(
             lambda new, old: _select(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
-            (trained, opt_state, ema),
-            (before, state.opt_state, ema_before),
+            (trained, opt_state),
+            (before, state.opt_state),
         )
+        # The compiler sums its squares while it writes the parameters. For the norm of `changes`, it would write those.
+        update_norm = optax.tree.norm(jax.tree.map(_change, trained, before, moved))
         params = self.trained_part.replace(state.params, trained)
-        ema = self.trained_part.replace(state.ema, ema) if self.ema_decay else None
-        applied = finite & jnp.isfinite(optax.tree.sum(changes))  # not their norm, whose squares would overflow
+        ema = state.ema
+        if self.ema_decay:
+            rate = jnp.where(finite, 1 - self.ema_decay, 0.0)
+            averaged = optax.incremental_update(trained, self.trained_part.select(ema), rate)
+            ema = self.trained_part.replace(ema, averaged)
+        applied = finite & jnp.isfinite(update_norm)
         skips = jnp.where(applied, 0, state.skips + 1)
         metrics = {
             "train/loss": loss,
@@ -153,7 +158,7 @@ class TrainStep:
             "train/skips": skips,
             "norm/grads": grad_norm,
             "norm/params": optax.tree.norm(params),
-            "norm/updates": optax.tree.norm(changes),
+            "norm/updates": update_norm,
         }
         return TrainState(state.step + 1, params, opt_state, ema, skips), metrics
 
@@ -210,6 +215,11 @@ def _split_batch(arrays: ArrayTree, parts: int) -> ArrayTree:
     Part i has rows i, i + parts, ... So each device splits its own rows, and none moves between devices.
     """
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), arrays)
+
+
+def _change(new: Array, old: Array, moved: Array) -> Array:
+    """Returns what parameters have changed by, but NaN where the update led to a value, `moved`, that is not finite."""
+    return jnp.where(jnp.isfinite(moved), new - old, jnp.nan)
 
 
 def _select(condition: Array, new: Array, old: Array) -> Array:
