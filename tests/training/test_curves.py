@@ -6,7 +6,6 @@ trainer; all are in float32 with the highest matmul precision.
 
 from unittest import mock
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 
 from configs import base, vit_s16_imagenet2012_90ep
 from tests.conftest import ROOT
-from vit_jax import kernels, load, optim, tasks
+from vit_jax import kernels, load, optim, tasks, tree
 from vit_jax.config.optimizers import set_optimizer_fields
 from vit_jax.data.preprocess import value_range
 from vit_jax.step import TrainStep
@@ -77,8 +76,12 @@ def test_losses_are_the_authors_step_for_step(name, recipe, folder, attention, t
     if folder == WHOLE:
         final = {key.removeprefix("final/"): curve[key] for key in curve.files if key.startswith("final/")}
         np.savez(tmp_path / "final.npz", **final)
-        # The gradient of a key's bias is zero: Adam turns the last bits of its rounding into steps.
-        chex.assert_trees_all_close(state.params, load(tmp_path / "final.npz", resolution=24)[1], rtol=1e-7, atol=3e-4)
+        wanted = tree.flatten(load(tmp_path / "final.npz", resolution=24)[1])
+        assert not tree.differences(state.params, tree.unflatten(wanted))
+        for name, leaf in tree.flatten(state.params).items():
+            # The gradient of a key's bias is zero: Adam turns the last bits of its rounding into steps.
+            key = np.arange(3)[:, None, None] == 1 if name.endswith("qkv/bias") else False
+            assert np.all(np.abs(leaf - wanted[name]) <= np.where(key, 3e-4, 1e-4)), name
 
 
 def s16_losses(config):
