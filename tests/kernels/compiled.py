@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import kernels, models, sharding
+from vit_jax.models.attention import choose_packing
 from vit_jax.planning import collectives, hlo, targets
 
 
@@ -32,7 +33,7 @@ def gradient(packing, heads):
 
 def one_device(devices, batch, tokens, heads, head_dim, dtype):
     here, wide = SingleDeviceSharding(devices[0]), 3 * heads * head_dim
-    packing = kernels.choose_packing(tokens, heads, batch)
+    packing = choose_packing("fused", tokens, heads, batch, devices[0].device_kind)
     projected = array(here, dtype, batch // packing.images, packing.rows, wide)
     return jax.jit(gradient(packing, heads)), projected, array(here, "float32", wide)
 

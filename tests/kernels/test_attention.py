@@ -75,9 +75,9 @@ def interpret(projected, bias, packing, heads, cotangent):
         return [np.asarray(x.astype("float32")) for x in jax.jit(run)(projected, bias, cotangent)]
 
 
-def assert_exact(images, heads, limits):
+def assert_exact(images, heads, limits, division=kernels.NARROW):
     """Whatever is in the empty rows, and these get no gradient."""
-    packing = kernels.choose_packing(images.shape[1], heads, len(images))
+    packing = kernels.choose_packing(images.shape[1], heads, len(images), division)
     bias = jax.random.normal(jax.random.key(2), images.shape[2:]) * (limits != EXTREME)
     cotangent = jax.random.normal(jax.random.key(1), (*images.shape[:2], images.shape[2] // 3), images.dtype)
     found = interpret(pack(packing, images, 1e4), bias, packing, heads, pack(packing, cotangent))
@@ -101,6 +101,7 @@ def test_equals_plain_attention_in_float64(images, tokens, heads, head_dim, dtyp
 
 def test_images_share_rows_where_that_leaves_fewer_empty():
     """And a step of the grid can take them all."""
+    larger = kernels.Division(registers=2600)
 
     def chosen(*sizes):
         packing = kernels.choose_packing(*sizes)
@@ -110,6 +111,8 @@ def test_images_share_rows_where_that_leaves_fewer_empty():
     assert chosen(196, 12, 128) == (2, 392) and chosen(49, 12, 512) == (8, 392) and chosen(256, 16, 32) == (1, 256)
     assert chosen(196, 12, 3) == (1, 200) and chosen(197, 12, 128) == (1, 200) and chosen(197, 6, 128) == (4, 792)
     assert chosen(1370, 16, 8) == (1, 1376)
+    assert chosen(196, 16, 64) == (1, 200) and chosen(196, 16, 64, larger) == (2, 392)
+    assert chosen(197, 12, 128, larger) == (4, 792)
 
 
 def test_what_is_no_number_stays_in_its_image():
@@ -127,10 +130,37 @@ def test_what_is_no_number_stays_in_its_image():
 def test_steps_over_the_queries(monkeypatch):
     """As for long sequences; the last block of queries overlaps the one before it."""
     monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
-    monkeypatch.setattr(tiles, "STEP_REGISTERS", 1)
     packing = kernels.choose_packing(197, 2, 2)
     assert tiles.make_shape((2, 200, 384), packing, 2).query_steps == 2
     assert_exact(random_images(2, 197, 2, 64), 2, LIMITS["float32"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "images", "registers", "expected"),
+    [
+        (197, 4, 2600, (256, 1)),  # four images share their rows, and one tile has all queries of an image
+        pytest.param(400, 1, 1, (256, 2), marks=pytest.mark.slow),  # the second block overlaps the first
+        (9, 8, 2600, (128, 1)),
+        (257, 1, 2600, (128, 1)),  # 512 queries instead of 384
+    ],
+)
+def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
+    """As on v6e, unless they would compute many more queries than tiles of 128."""
+    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", min(registers, tiles.MAX_STEP_REGISTERS))
+    wide = kernels.Division(256, registers)
+    packing = kernels.choose_packing(tokens, 2, images, wide)
+    shape = tiles.make_shape((1, packing.rows, 384), packing, 2)
+    assert packing.images == (images if registers > 1 else 1)
+    assert (shape.queries, shape.query_steps) == expected
+    if shape.queries == 256:
+        assert_exact(random_images(images, tokens, 2, 64), 2, LIMITS["float32"], wide)
+
+
+def test_few_packs_share_a_step_if_their_images_are_small():
+    packing = kernels.choose_packing(49, 12, 512, kernels.Division(registers=2600))
+    assert tiles.make_shape((64, 392, 2304), packing, 12).packs == 1
+    packing = kernels.choose_packing(196, 12, 128, kernels.Division(registers=2600))
+    assert tiles.make_shape((64, 392, 2304), packing, 12).packs == 2
 
 
 @pytest.mark.slow

@@ -100,7 +100,6 @@ def test_equals_changed_attention_in_float64(images, tokens, heads, head_dim, dt
 def test_steps_over_the_queries(monkeypatch):
     """Changed once, in the first step; gradients are changed back in the last one."""
     monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
-    monkeypatch.setattr(tiles, "STEP_REGISTERS", 1)
     packing = kernels.choose_packing(197, 2, 2)
     assert tiles.make_shape((2, 200, 384), packing, 2).query_steps == 2
     check(2, 197, 2, 64, "float32", True, True)

@@ -84,7 +84,6 @@ def test_equals_attention_with_relative_positions_in_float64(
 def test_steps_over_the_queries(monkeypatch, per_head):
     """The gradient of the table is summed over the steps, of which the last two have some queries in common."""
     monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
-    monkeypatch.setattr(tiles, "STEP_REGISTERS", 1)
     check(2, 197, 2, 64, "float32", 1, per_head, 7, False)
 
 

@@ -783,6 +783,17 @@ def test_the_fastest_attention_is_chosen_by_device_and_sizes():
     assert chosen("NVIDIA H100 80GB HBM3", width=768, num_heads=64) == "tokens_first"  # heads of 12 channels
 
 
+def test_images_share_rows_as_the_kind_of_device_allows():
+    """L/16 leaves 4 of 200 rows empty where a step of the kernel has no room for two images."""
+
+    def rows(device_kind=None):
+        packing = models.attention.choose_packing("fused", 196, 16, 64, device_kind)
+        return packing.images, packing.rows
+
+    assert {rows(kind) for kind in ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v6 lite")} == {(2, 392)}
+    assert rows("TPU v4") == rows() == (1, 200)  # of the devices that are here
+
+
 def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
     """JAX asks the cuDNN and the GPU that are here; none is."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn

@@ -7,6 +7,8 @@ from .dispatch import interpret_kernels as interpret_kernels
 from .mlp import fused_mlp as fused_mlp
 from .mlp_sizes import MlpSizes as MlpSizes
 from .mlp_sizes import choose_step as choose_step
+from .packing import NARROW as NARROW
+from .packing import Division as Division
 from .packing import Packing as Packing
 from .packing import round_up as round_up
 from .relative import RelativeKind as RelativeKind

@@ -23,14 +23,14 @@ from vit_jax.kernels.bodies import backward_kernel, forward_kernel
 from vit_jax.kernels.change_steps import FusedQKV, apply_change
 from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
-from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
+from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 from vit_jax.kernels.relative import RelativeKind
 from vit_jax.kernels.tiles import Shape, make_shape
 from vit_jax.kernels.vmem import relative_bytes
 
 Attended: TypeAlias = Float[Array, "packs rows width"]
 Bias: TypeAlias = Float[Array, " qkv_width"]
-LogSumExp: TypeAlias = Float[Array, "packs blocks heads lanes"]
+LogSumExp: TypeAlias = Float[Array, "packs blocks heads queries"]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
@@ -86,7 +86,7 @@ def _forward(
     tables: tuple[Array, ...],
 ) -> tuple[Attended, tuple]:
     qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
-    shape = make_shape(qkv.shape, packing, heads)._replace(change=change, relative=relative)
+    shape = make_shape(qkv.shape, packing, heads, change, relative)
     if relative is not None:
         tables = *tables[:-1], tables[-1].astype(qkv.dtype)
     attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, shape, qkv, *tables)
@@ -103,7 +103,7 @@ def _backward(
     grad: Attended,
 ) -> tuple[FusedQKV, Bias, tuple[Array, ...]]:
     *saved, tables = residuals
-    shape = make_shape(saved[0].shape, packing, heads)._replace(change=change, relative=relative)
+    shape = make_shape(saved[0].shape, packing, heads, change, relative)
     grad_qkv, sums, *trained = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *saved, grad, *tables)
     of_tables = [jnp.zeros(table.shape) for table in tables]
     for index, each in zip(shape.trained_tables, trained, strict=True):
@@ -168,7 +168,7 @@ def _table_sums(shape: Shape, packs: int, tables: tuple[Any, ...]) -> list[jax.S
 
 
 def _lse(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((packs, shape.packing.images * shape.blocks, shape.heads, LANES), jnp.float32)
+    return jax.ShapeDtypeStruct((packs, shape.packing.images * shape.blocks, shape.heads, shape.queries), jnp.float32)
 
 
 def _sums(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:

@@ -39,13 +39,13 @@ class _Operand:
         return self.ref[group.pack, group.rows, lanes]
 
     def _queries(self, group: Group, block: int) -> Array:
-        """Returns a block of queries of a group's heads, [channels, 128], with zeros beyond the end of the array."""
+        """Returns a block of queries of a group's heads, [channels, queries], with zeros beyond it."""
         x = self.ref[group.pack, _query_rows(group, block), group.lanes(0)]
-        missing = LANES - x.shape[0]
+        missing = self.shape.queries - x.shape[0]
         return (jnp.concatenate([x, jnp.zeros((missing, x.shape[1]), x.dtype)]) if missing else x).T
 
     def query(self, tile: Tile) -> Array:
-        """Returns a head's block of queries, [lanes, 128], to be multiplied by `rows`. Lanes of other heads are 0."""
+        """Returns a head's block of queries, [lanes, queries], to be multiplied by `rows`; other heads' lanes are 0."""
         x = self.queries(tile.group, tile.block)
         if LANES % self.shape.head_dim:
             return x[tile.channels]
@@ -55,18 +55,19 @@ class _Operand:
 
 def _query_rows(group: Group, block: int) -> Any:
     """Returns the rows of a pack in which a block of queries lies."""
-    first, rows = first_query(group.shape, block), group.rows
+    first, rows, queries = first_query(group.shape, block), group.rows, group.shape.queries
     if group.shape.query_steps > 1:
-        return pl.ds(first, LANES)
-    return slice(rows.start + first, min(rows.start + first + LANES, rows.stop))
+        return pl.ds(first, queries)
+    return slice(rows.start + first, min(rows.start + first + queries, rows.stop))
 
 
 def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
     """Returns `x` with zeros for the queries, along an axis, that an earlier step of the grid has already computed."""
-    if shape.query_steps == 1 or shape.packing.rows % LANES == 0:
+    rows, queries = shape.packing.rows, shape.queries
+    if shape.query_steps == 1 or rows % queries == 0:
         return x
     position = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
-    return jnp.where(position >= pl.program_id(1) * LANES - (shape.packing.rows - LANES), x, jnp.zeros_like(x))
+    return jnp.where(position >= pl.program_id(1) * queries - (rows - queries), x, jnp.zeros_like(x))
 
 
 def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
@@ -109,10 +110,10 @@ def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> l
     Args:
         group: the heads.
         ref: the array to write to.
-        results: block -> an array [channels, 128] for each head of the group.
+        results: block -> an array [channels, queries] for each head of the group.
 
     Returns:
-        An array [128, channels] for each block, with the channels of all heads of the group.
+        An array [queries, channels] for each block, with the channels of all heads of the group.
     """
     stored = []
     for block, heads in results.items():

@@ -14,6 +14,16 @@ LANES = 128  # of a vector register
 ROW_TILE, BFLOAT16_TILE = 8, 16
 
 
+class Division(NamedTuple):
+    """How the attention kernels divide their work on a kind of chip."""
+
+    queries: int = LANES  # of a tile of scores, at most: the columns of the matrix unit
+    registers: int = 1300  # vector registers of scores in a step of the grid, at most, if images share it
+
+
+NARROW = Division()
+
+
 class Packing(NamedTuple):
     """How images lie in packs of rows.
 
@@ -23,6 +33,7 @@ class Packing(NamedTuple):
     tokens: int  # of an image
     images: int  # of a pack
     rows: int  # of a pack, with the empty ones
+    division: Division = NARROW  # for the attention kernels
 
     def pack(self, x: Tokens, empty: float = 0.0) -> PackedRows:
         """Returns the rows of all packs, given the tokens of each image; `empty` is the value in empty rows."""
@@ -43,7 +54,7 @@ class Packing(NamedTuple):
     @property
     def unshared(self) -> "Packing":
         """The packing of the same tokens with one image in each pack."""
-        return self if self.images == 1 else Packing(self.tokens, 1, round_up(self.tokens, ROW_TILE))
+        return self if self.images == 1 else self._replace(images=1, rows=round_up(self.tokens, ROW_TILE))
 
     def repack(self, x: PackedRows, other: "Packing") -> Float[Array, "other_rows width"]:
         """Returns rows that are in this packing in the packing `other`."""
@@ -54,10 +65,9 @@ class Packing(NamedTuple):
         """The number of rows of the longest window of an image."""
         return max(len(self.window(image)) for image in range(self.images))
 
-    @property
-    def blocks(self) -> int:
-        """The number of blocks of 128 queries of the image that has most of them; the last block may be partial."""
-        return math.ceil(self.longest_window / LANES)
+    def count_blocks(self, queries: int) -> int:
+        """Returns the number of blocks of queries of the image that has most of them; the last block may be partial."""
+        return math.ceil(self.longest_window / queries)
 
     def window(self, image: int) -> range:
         """Returns the rows that hold an image of a pack, extended to whole tiles of memory."""

@@ -28,7 +28,7 @@ class RelativeKind(NamedTuple):
         There is one head if all heads share the table.
         """
         token = np.arange(packing.tokens)
-        number = packing.blocks * LANES - 1 + token - token[:, None]
+        number = packing.count_blocks(LANES) * LANES - 1 + token - token[:, None]
         row = np.minimum(number, len(table) - 1)  # the rows after the last lie beside it
         placed = np.minimum.outer(token, token) >= self.first
         rows = table.reshape(len(table), -1, count_phases(head_dim), head_dim)[row, :, number - row]
@@ -52,7 +52,7 @@ def count_rows(keys: int, head_dim: int) -> int:
 
 def table_rows(packing: Packing, head_dim: int) -> int:
     """Returns how many rows of the table all blocks of queries need together."""
-    return (packing.blocks - 1) * LANES + count_rows(packing.longest_window, head_dim)
+    return (packing.count_blocks(LANES) - 1) * LANES + count_rows(packing.longest_window, head_dim)
 
 
 def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packing) -> Float[Array, "rows lanes"]:
@@ -67,7 +67,7 @@ def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packin
     """
     *heads, offsets, head_dim = table.shape
     phases, rows = count_phases(head_dim), table_rows(packing, head_dim)
-    before = packing.blocks * LANES - 1 - offsets // 2
+    before = packing.count_blocks(LANES) * LANES - 1 - offsets // 2
     after = rows + phases - 1 - before - offsets
     added = (*((0, 0),) * len(heads), (max(before, 0), max(after, 0)), (0, 0))
     extended = jnp.pad(jnp.flip(table, -2), added, mode="edge")[..., max(-before, 0) :, :]

@@ -12,16 +12,20 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array
 
 from vit_jax.kernels.changes import QKChange
-from vit_jax.kernels.packing import LANES, ROW_TILE, Packing, round_up
+from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division, Packing, round_up
 from vit_jax.kernels.relative import RelativeKind
 
 Value = TypeVar("Value")
 
-# Tiles whose scores are computed before the softmax of the first: the matrix unit then does not wait for a softmax.
-LOOKAHEAD = 7
-# Vector registers of scores in one step of the grid, which the compiler unrolls and schedules together: those up to
-# which packs share a step, and those above which an image is divided into several steps.
-STEP_REGISTERS, MAX_STEP_REGISTERS = 1300, 2048
+# Queries of a tile -> how many tiles' scores are computed before the softmax of the first: the matrix unit then does
+# not wait for a softmax.
+LOOKAHEAD = {128: 7, 256: 5}
+# A step of the grid is what the compiler unrolls and schedules together. Packs share a step up to so many heads,
+# counted in each image. An image is divided into several steps above so many vector registers of scores. Images share a
+# pack up to so many vector registers.
+STEP_HEADS, MAX_STEP_REGISTERS, PACK_REGISTERS = 100, 2048, 2600
+# By how much more queries may be computed, with the empty ones, in wide tiles than in tiles of 128.
+WIDE_TILES = 1.25
 
 
 class Shape(NamedTuple):
@@ -31,7 +35,8 @@ class Shape(NamedTuple):
     head_dim: int
     packing: Packing
     packs: int  # in one step of the grid
-    query_steps: int  # over the queries of an image, each of 128 queries; 1: all queries in one step
+    query_steps: int  # over the queries of an image, each of one block; 1: all queries in one step
+    queries: int  # of a block, which is what a tile has
     change: QKChange | None = None  # of queries and keys, before they are compared
     relative: RelativeKind | None = None  # the relative positions
 
@@ -62,8 +67,8 @@ class Shape(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of queries, `Packing.blocks`."""
-        return self.packing.blocks
+        """The number of blocks of queries of the image that has most of them."""
+        return self.packing.count_blocks(self.queries)
 
     @property
     def lse_rows(self) -> int:
@@ -71,18 +76,18 @@ class Shape(NamedTuple):
         return self.packing.images * self.blocks // self.query_steps
 
 
-def count_blocks(packing: Packing, image: int) -> int:
-    """Returns how many blocks of 128 queries hold an image of a pack."""
-    return -(-len(packing.window(image)) // LANES)
+def count_blocks(packing: Packing, image: int, queries: int) -> int:
+    """Returns how many blocks of queries hold an image of a pack."""
+    return math.ceil(len(packing.window(image)) / queries)
 
 
-def count_registers(packing: Packing, heads: int) -> int:
+def count_registers(packing: Packing, heads: int, queries: int = LANES) -> int:
     """Returns how many vector registers hold the scores of a pack."""
-    windows = ((count_blocks(packing, image), packing.window(image)) for image in range(packing.images))
-    return heads * sum(blocks * len(window) // ROW_TILE for blocks, window in windows)
+    windows = ((count_blocks(packing, image, queries), packing.window(image)) for image in range(packing.images))
+    return heads * queries // LANES * sum(blocks * len(window) // ROW_TILE for blocks, window in windows)
 
 
-def choose_packing(tokens: int, heads: int, images: int) -> Packing:
+def choose_packing(tokens: int, heads: int, images: int, division: Division = NARROW) -> Packing:
     """Returns the packing with the fewest empty rows, among those whose packs the kernels take whole in one step.
 
     Packs of one image, which long sequences need, are allowed in any case.
@@ -91,30 +96,49 @@ def choose_packing(tokens: int, heads: int, images: int) -> Packing:
         tokens: the number of tokens of an image.
         heads: the number of heads on one device.
         images: the number of images on one device; the number of images in a pack divides it.
+        division: how the kernels divide their work on these devices.
     """
-    packings = [Packing(tokens, count, round_up(count * tokens, ROW_TILE)) for count in (1, 2, 4, 8)]
+    packings = [Packing(tokens, count, round_up(count * tokens, ROW_TILE), division) for count in (1, 2, 4, 8)]
+    most = min(division.registers, PACK_REGISTERS)
     fitting = [
         each
         for each in packings
-        if images % each.images == 0 and (each.images == 1 or count_registers(each, heads) <= STEP_REGISTERS)
+        if images % each.images == 0 and (each.images == 1 or count_registers(each, heads) <= most)
     ]
     return min(fitting, key=lambda each: each.rows / each.images)
 
 
-def make_shape(qkv_shape: tuple[int, ...], packing: Packing, heads: int) -> Shape:
+def choose_queries(packing: Packing) -> int:
+    """Returns how many queries a tile has: as many as the division allows, unless too many of them would be empty."""
+    narrow, wide = (round_up(packing.longest_window, each) for each in (LANES, packing.division.queries))
+    return packing.division.queries if wide <= WIDE_TILES * narrow else LANES
+
+
+def make_shape(
+    qkv_shape: tuple[int, ...],
+    packing: Packing,
+    heads: int,
+    change: QKChange | None = None,
+    relative: RelativeKind | None = None,
+) -> Shape:
     """Returns the sizes of a call, with steps of the grid long enough to schedule and short enough to compile.
 
     Args:
         qkv_shape: (packs, rows, 3 x heads x head_dim).
         packing: the packing of the rows.
         heads: the number of heads.
+        change: the change of queries and keys; None: there is none.
+        relative: the relative positions, which are computed for 128 queries at a time; None: there are none.
     """
     packs, _, qkv_width = qkv_shape
-    head_dim, registers = qkv_width // (3 * heads), count_registers(packing, heads)
+    queries = choose_queries(packing) if relative is None else LANES
+    shape = Shape(heads, qkv_width // (3 * heads), packing, 1, 1, queries, change, relative)
+    registers = count_registers(packing, heads, queries)
     if registers > MAX_STEP_REGISTERS and packing.images == 1:
-        return Shape(heads, head_dim, packing, 1, count_blocks(packing, 0))
-    together = max(count for count in range(1, 1 + max(1, STEP_REGISTERS // registers)) if packs % count == 0)
-    return Shape(heads, head_dim, packing, together, 1)
+        divided = shape if shape.blocks > 1 else shape._replace(queries=LANES)
+        return divided._replace(query_steps=divided.blocks)
+    most = min(packing.division.registers // registers, STEP_HEADS // (packing.images * heads))
+    return shape._replace(packs=max(count for count in range(1, 1 + max(1, most)) if packs % count == 0))
 
 
 @dataclass(frozen=True)
@@ -143,8 +167,8 @@ class Group:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 128 queries in this step of the grid."""
-        return count_blocks(self.shape.packing, self.image) // self.shape.query_steps
+        """Blocks of queries in this step of the grid."""
+        return count_blocks(self.shape.packing, self.image, self.shape.queries) // self.shape.query_steps
 
     @property
     def first_token(self) -> int:
@@ -176,7 +200,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Tile:
-    """One head's scores of a block of 128 queries.
+    """One head's scores of a block of queries.
 
     Where the grid has steps over the queries, the last block starts early enough to end with the array. So it has some
     queries of the block before.
@@ -217,28 +241,29 @@ class Tile:
         return self.last_of_head and self.head == self.group.heads[-1]
 
     def only_tokens(self, x: Array, otherwise: float) -> Array:
-        """Returns `x`, [rows, 128], with `otherwise` in the rows of keys that are not the image's tokens."""
+        """Returns `x`, [rows, queries], with `otherwise` in the rows of keys that are not the image's tokens."""
         if len(x) == self.shape.packing.tokens:
             return x
         return jnp.where(self.group.is_token(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)), x, otherwise)
 
     def only_queries(self, x: Array, otherwise: float) -> Array:
-        """Returns `x`, [any, 128], with `otherwise` in the columns of queries that are not the image's tokens.
+        """Returns `x`, [any, queries], with `otherwise` in the columns of queries that are not the image's tokens.
 
         If the image is alone in its pack, `x` is returned as it is: nothing depends on empty rows, so that their
         gradient is zero.
         """
         if self.shape.packing.images == 1:
             return x
-        row = self.block * LANES + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        row = self.block * self.shape.queries + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
         return jnp.where(self.group.is_token(row), x, otherwise)
 
 
 def first_query(shape: Shape, block: int) -> Any:
     """Returns the row at which a block of queries of this step of the grid begins, counted from the image's first."""
     if shape.query_steps == 1:
-        return block * LANES
-    return pl.multiple_of(jnp.minimum(pl.program_id(1) * LANES, shape.packing.rows - LANES), ROW_TILE)
+        return block * shape.queries
+    last = shape.packing.rows - shape.queries
+    return pl.multiple_of(jnp.minimum(pl.program_id(1) * shape.queries, last), ROW_TILE)
 
 
 def tiles(shape: Shape) -> Iterator[Tile]:
@@ -253,7 +278,7 @@ def tiles(shape: Shape) -> Iterator[Tile]:
 
 
 def pipelined(tiles: Iterable[Tile], first: Callable[[Tile], Value], then: Callable[[Tile, Value], None]) -> None:
-    """Calls `first` on every tile, and `LOOKAHEAD` tiles later `then` on the tile and on what `first` returned.
+    """Calls `first` on every tile, and some tiles later `then` on the tile and on what `first` returned.
 
     The compiler keeps to the order of a program more than it should. This order lets the products of some tiles run
     beside the softmax of others.
@@ -261,7 +286,7 @@ def pipelined(tiles: Iterable[Tile], first: Callable[[Tile], Value], then: Calla
     waiting: list[tuple[Tile, Value]] = []
     for tile in tiles:
         waiting.append((tile, first(tile)))
-        if len(waiting) > LOOKAHEAD:
+        if len(waiting) > LOOKAHEAD[tile.shape.queries]:
             then(*waiting.pop(0))
     for tile, value in waiting:
         then(tile, value)

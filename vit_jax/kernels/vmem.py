@@ -1,7 +1,7 @@
 """How much of a core's vector memory the attention kernels need."""
 
 from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
-from vit_jax.kernels.packing import LANES, ROW_TILE
+from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division
 from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows, table_rows
 from vit_jax.kernels.tiles import Shape, choose_packing, make_shape
 
@@ -28,6 +28,7 @@ def vmem_bytes(
     itemsize: int,
     change: QKChange | None = None,
     relative: RelativeKind | None = None,
+    division: Division = NARROW,
 ) -> int:
     """Returns an estimate of the bytes that the backward pass needs, which needs more than the forward pass.
 
@@ -39,15 +40,16 @@ def vmem_bytes(
         itemsize: the bytes of a channel.
         change: the change of queries and keys; None: there is none.
         relative: the kind of the relative positions; None: there are none.
+        division: how the kernels divide their work.
     """
-    packing = choose_packing(tokens, heads, images)
+    packing = choose_packing(tokens, heads, images, division)
     rows = packing.rows
-    shape = make_shape((images // packing.images, rows, 3 * heads * head_dim), packing, heads)
+    shape = make_shape((images // packing.images, rows, 3 * heads * head_dim), packing, heads, change, relative)
     pack = 8 * rows * shape.width * itemsize  # projections, result, and their gradients
-    lse = shape.lse_rows * heads * LANES * FLOAT32
+    lse = shape.lse_rows * heads * shape.queries * FLOAT32
     bias = 3 * shape.width * ROW_TILE * FLOAT32
     sums = 2 * rows * shape.width * FLOAT32 if shape.query_steps > 1 else 0
-    tiles = TILES * (shape.blocks // shape.query_steps) * len(packing.window(0)) * LANES * FLOAT32
+    tiles = TILES * (shape.blocks // shape.query_steps) * len(packing.window(0)) * shape.queries * FLOAT32
     changed = tables = 0
     if change is not None:
         window = lanes_of_heads(head_dim, shape.width)
@@ -57,7 +59,7 @@ def vmem_bytes(
     if relative is not None:
         lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
         tables += table_rows(packing, head_dim) * lanes * (itemsize + FLOAT32)
-    tiles += relative_bytes(shape._replace(relative=relative))
+    tiles += relative_bytes(shape)
     return 2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax import kernels
 from vit_jax.kernels import Packing
-from vit_jax.models.attention_choice import AttentionSizes, fits_every_tpu
+from vit_jax.models.attention_choice import AttentionSizes, choose_division, fits_every_tpu
 from vit_jax.models.head_change import QKV, HeadChange
 from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
 from vit_jax.models.part_specs import AttentionKind
 from vit_jax.models.position import RelativePositions
-from vit_jax.sharding import constrain, dimensions_of, gather, per_device
+from vit_jax.sharding import constrain, dimensions_of, gather, per_device, traced_device_kind
 
 Attended: TypeAlias = Float[Array, "batch tokens width"]
 PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
@@ -266,7 +266,9 @@ ATTENTIONS: dict[AttentionKind, Attention] = {
 }
 
 
-def choose_packing(kind: AttentionKind, tokens: int, heads: int, images: int) -> Packing:
+def choose_packing(
+    kind: AttentionKind, tokens: int, heads: int, images: int, device_kind: str | None = None
+) -> Packing:
     """Returns the packing in which an implementation of attention needs the tokens of the images.
 
     Args:
@@ -274,9 +276,10 @@ def choose_packing(kind: AttentionKind, tokens: int, heads: int, images: int) ->
         tokens: the number of tokens of an image.
         heads: the number of heads on one device.
         images: the number of images on one device.
+        device_kind: the kind of device, as JAX names it; None: that of the devices for which a model is traced.
     """
     if kind == "fused":
-        return kernels.choose_packing(tokens, heads, images)
+        return kernels.choose_packing(tokens, heads, images, choose_division(device_kind or traced_device_kind()))
     # cuDNN's backward pass refuses odd numbers of rows.
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 

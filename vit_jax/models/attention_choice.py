@@ -23,12 +23,12 @@ class AttentionSizes(NamedTuple):
     unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
 
 
-def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
+def _fits(mebibytes: int, division: kernels.Division) -> Callable[[AttentionSizes], bool]:
     """Returns a test of sizes: the kernel computes all that is added to the scores, in `mebibytes` of vector memory."""
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
-        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change, sizes.relative)
+        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
         return not sizes.unsupported_scores and needed <= mebibytes * 2**20
 
     return allows
@@ -37,6 +37,25 @@ def _fits(mebibytes: int) -> Callable[[AttentionSizes], bool]:
 def _suits_cudnn(sizes: AttentionSizes) -> bool:
     added = sizes.unsupported_scores or sizes.relative is not None
     return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
+
+
+# Beginning of the kind of device -> how the kernel divides its work there; the first row that applies. Larger steps
+# need more vector memory, of which v4 has 16 MiB and v5p 64. The matrix units of v6e have 256 columns, those of the
+# others 128. Cycles of a layer, forward and backward, by schedule (libtpu 0.0.42, no chip), with 1,300 registers and
+# 128 queries, and as below: B/16, 128 images, on v5e 0.940 and 0.899 million, on v5p 0.476 and 0.461, on v6e 0.769 and
+# 0.494; L/16, 64 images, 0.648 and 0.601, 0.329 and 0.313, 0.540 and 0.347.
+DIVISIONS: tuple[tuple[str, kernels.Division], ...] = (
+    ("TPU v5 lite", kernels.Division(128, 5200)),
+    ("TPU v5e", kernels.Division(128, 5200)),
+    ("TPU v5", kernels.Division(128, 2600)),
+    ("TPU v6", kernels.Division(256, 5200)),
+    ("", kernels.NARROW),
+)
+
+
+def choose_division(device_kind: str) -> kernels.Division:
+    """Returns how the TPU kernel divides its work on a kind of device, as JAX names it."""
+    return next(division for kind, division in DIVISIONS if device_kind.startswith(kind))
 
 
 # Beginning of the kind of device, implementation, condition on the sizes; the first row that applies is chosen.
@@ -61,11 +80,11 @@ def _suits_cudnn(sizes: AttentionSizes) -> bool:
 # 1.88 ms (results/hardware/h200.json).
 TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] = (
     ("cpu", "heads_first", lambda sizes: True),
-    ("TPU v4", "fused", _fits(16)),
-    ("TPU v5 lite", "fused", _fits(128)),
-    ("TPU v5e", "fused", _fits(128)),
-    ("TPU v5", "fused", _fits(64)),
-    ("TPU v6", "fused", _fits(128)),
+    ("TPU v4", "fused", _fits(16, choose_division("TPU v4"))),
+    ("TPU v5 lite", "fused", _fits(128, choose_division("TPU v5 lite"))),
+    ("TPU v5e", "fused", _fits(128, choose_division("TPU v5e"))),
+    ("TPU v5", "fused", _fits(64, choose_division("TPU v5"))),
+    ("TPU v6", "fused", _fits(128, choose_division("TPU v6"))),
     ("TPU", "tokens_first", lambda sizes: True),
     ("NVIDIA", "cudnn", _suits_cudnn),
     ("", "tokens_first", lambda sizes: True),

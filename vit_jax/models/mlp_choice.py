@@ -26,11 +26,11 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
     if not device_kind.startswith(FUSED) or not spec.block.allows_fused_mlp or tensor > 1:
         return "jit"
     itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
-    sizes = MlpSizes(count_rows(spec, images), spec.width, spec.mlp_dim, itemsize, grad_itemsize)
+    sizes = MlpSizes(count_rows(device_kind, spec, images), spec.width, spec.mlp_dim, itemsize, grad_itemsize)
     return "fused" if choose_step(sizes) else "jit"
 
 
-def count_rows(spec: ModelSpec, images: int) -> int:
+def count_rows(device_kind: str, spec: ModelSpec, images: int) -> int:
     """Returns the rows in which the blocks of a model hold images on one device."""
-    packing = choose_packing(spec.attention.kind, spec.tokens, spec.attention.num_heads, images)
+    packing = choose_packing(spec.attention.kind, spec.tokens, spec.attention.num_heads, images, device_kind)
     return images // packing.images * packing.rows

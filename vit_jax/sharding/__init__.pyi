@@ -3,6 +3,7 @@ from .activations import gather as gather
 from .activations import local_size as local_size
 from .activations import per_device as per_device
 from .activations import sum_over as sum_over
+from .activations import traced_device_kind as traced_device_kind
 from .activations import use_mesh as use_mesh
 from .mesh import axis_sizes as axis_sizes
 from .mesh import batch_sharding as batch_sharding

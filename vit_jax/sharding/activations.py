@@ -39,6 +39,12 @@ def use_mesh(mesh: Mesh) -> Iterator[None]:
         _mesh.reset(token)
 
 
+def traced_device_kind() -> str:
+    """Returns the kind of the devices, as JAX names it, for which a model is traced: of the mesh, or the default's."""
+    mesh = _mesh.get()
+    return (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).device_kind
+
+
 def constrain(x: jax.Array, dimensions: Dimensions) -> jax.Array:
     """Constrains the sharding of an activation and of its gradient, given the names of its dimensions."""
     mesh = _mesh.get()
