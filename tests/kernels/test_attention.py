@@ -156,11 +156,14 @@ def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
         assert_exact(random_images(images, tokens, 2, 64), 2, LIMITS["float32"], wide)
 
 
-def test_few_packs_share_a_step_if_their_images_are_small():
-    packing = kernels.choose_packing(49, 12, 512, kernels.Division(registers=2600))
-    assert tiles.make_shape((64, 392, 2304), packing, 12).packs == 1
-    packing = kernels.choose_packing(196, 12, 128, kernels.Division(registers=2600))
-    assert tiles.make_shape((64, 392, 2304), packing, 12).packs == 2
+@pytest.mark.parametrize(
+    ("images", "tokens", "heads", "expected"),
+    [(128, 196, 12, 4), (512, 49, 12, 1), (256, 196, 3, 8)],  # the last fills the lanes of 4 heads
+)
+def test_how_many_packs_share_a_step(images, tokens, heads, expected):
+    packing = kernels.choose_packing(tokens, heads, images, kernels.Division(registers=5200))
+    qkv = images // packing.images, packing.rows, 3 * heads * 64
+    assert tiles.make_shape(qkv, packing, heads).packs == expected
 
 
 @pytest.mark.slow

@@ -25,8 +25,9 @@ SHAPES = (
     "8,50,5,104,bfloat16",
 )
 LARGE = ("8,257,16,80,bfloat16", "8,577,12,64,bfloat16", "8,197,12,64,float32", "4,1370,16,80,bfloat16")
+WIDE = "256,196,3,64,float32"  # eight packs of two images in a step of the grid
 # All shapes for one kind of chip, every third for the others. A v4 has too little memory for the larger ones.
-CHIPS = {"v5e:2x2": SHAPES + LARGE, "v4:2x2x1": SHAPES[::3], "v6e:2x2": SHAPES[::3] + LARGE[::3]}
+CHIPS = {"v5e:2x2": SHAPES + LARGE, "v4:2x2x1": SHAPES[::3], "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE)}
 ACTIVATIONS = 16 * 66 * 128 * 2  # bytes of the rows of all images, in bfloat16
 QKV = 2 * 128 * 3 * 128  # and of the largest parameter
 

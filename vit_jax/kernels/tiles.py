@@ -21,8 +21,8 @@ Value = TypeVar("Value")
 # not wait for a softmax.
 LOOKAHEAD = {128: 7, 256: 5}
 # A step of the grid is what the compiler unrolls and schedules together. Packs share a step up to so many heads,
-# counted in each image. An image is divided into several steps above so many vector registers of scores. Images share a
-# pack up to so many vector registers.
+# counted in each image and in whole groups. An image is divided into several steps above so many vector registers of
+# scores. Images share a pack up to so many vector registers.
 STEP_HEADS, MAX_STEP_REGISTERS, PACK_REGISTERS = 100, 2048, 2600
 # By how much more queries may be computed, with the empty ones, in wide tiles than in tiles of 128.
 WIDE_TILES = 1.25
@@ -64,6 +64,11 @@ class Shape(NamedTuple):
     def width(self) -> int:
         """Channels of all heads."""
         return self.heads * self.head_dim
+
+    @property
+    def grouped(self) -> int:
+        """The number of heads whose channels fill lanes, see `Group`."""
+        return math.lcm(self.head_dim, LANES) // self.head_dim
 
     @property
     def blocks(self) -> int:
@@ -137,7 +142,7 @@ def make_shape(
     if registers > MAX_STEP_REGISTERS and packing.images == 1:
         divided = shape if shape.blocks > 1 else shape._replace(queries=LANES)
         return divided._replace(query_steps=divided.blocks)
-    most = min(packing.division.registers // registers, STEP_HEADS // (packing.images * heads))
+    most = min(packing.division.registers // registers, STEP_HEADS // (packing.images * round_up(heads, shape.grouped)))
     return shape._replace(packs=max(count for count in range(1, 1 + max(1, most)) if packs % count == 0))
 
 
@@ -268,10 +273,9 @@ def first_query(shape: Shape, block: int) -> Any:
 
 def tiles(shape: Shape) -> Iterator[Tile]:
     """Yields the tiles of a step of the grid, group after group and head after head."""
-    size = math.lcm(shape.head_dim, LANES) // shape.head_dim
     for pack, image in itertools.product(range(shape.packs), range(shape.packing.images)):
-        for start in range(0, shape.heads, size):
-            group = Group(shape, pack, image, range(start, min(start + size, shape.heads)))
+        for start in range(0, shape.heads, shape.grouped):
+            group = Group(shape, pack, image, range(start, min(start + shape.grouped, shape.heads)))
             for head in group.heads:
                 for block in range(group.blocks):
                     yield Tile(group, head, block)
