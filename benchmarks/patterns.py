@@ -55,7 +55,7 @@ def compile_case(name: str) -> Report:
     spec, [device, *_] = spec_of(name), targets.find_devices(TARGET, 1)
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
-    packing = choose_packing(kind, spec.tokens, heads, images)
+    packing = choose_packing(kind, spec.tokens, heads, images, device.device_kind)
     change = AttentionChange()
     if spec.attention.is_sparse:
         change = AttentionChange(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))

@@ -45,7 +45,7 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
         tensor: the number of devices over which the heads are split. The heads of one device are compared.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
-    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
+    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images, device.device_kind)
     jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec, sizes.heads)))
     differences = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in differences.items()}
@@ -147,7 +147,7 @@ def make_attention_calls(
         sizes: the sizes of the images and of the attention on the device.
         device: the device that executes the calls.
     """
-    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images)
+    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images, device.device_kind)
     x, kernel, bias, grad = jax.device_put(draw_operands(sizes), device)
     rows, grad_rows = jax.jit(packing.pack)(x), jax.jit(packing.pack)(grad)
 
