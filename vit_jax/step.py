@@ -119,9 +119,8 @@ class TrainStep:
         """Returns the state after the optimizer's update, and the metrics of the step.
 
         If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped, as it does if the norm of the
-        update overflows. The metric `norm/updates` is the norm of what the parameters have changed by, or NaN if the
-        update was not finite.
+        update are not, those parameters keep their values; the step counts as skipped. The metric `norm/updates` is the
+        norm of what the parameters have changed by, or NaN if the update was not finite.
 
         Args:
             state: the state before the step.
@@ -150,7 +149,7 @@ class TrainStep:
             rate = jnp.where(finite, 1 - self.ema_decay, 0.0)
             averaged = optax.incremental_update(trained, self.trained_part.select(ema), rate)
             ema = self.trained_part.replace(ema, averaged)
-        applied = finite & jnp.isfinite(update_norm)
+        applied = finite & ~jnp.isnan(update_norm)  # the norm of a finite update may overflow, to infinity
         skips = jnp.where(applied, 0, state.skips + 1)
         metrics = {
             "train/loss": loss,

@@ -66,7 +66,7 @@ class Shape(NamedTuple):
         return self.heads * self.head_dim
 
     @property
-    def grouped(self) -> int:
+    def group_size(self) -> int:
         """The number of heads whose channels fill lanes, see `Group`."""
         return math.lcm(self.head_dim, LANES) // self.head_dim
 
@@ -142,7 +142,8 @@ def make_shape(
     if registers > MAX_STEP_REGISTERS and packing.images == 1:
         divided = shape if shape.blocks > 1 else shape._replace(queries=LANES)
         return divided._replace(query_steps=divided.blocks)
-    most = min(packing.division.registers // registers, STEP_HEADS // (packing.images * round_up(heads, shape.grouped)))
+    heads_of_pack = packing.images * round_up(heads, shape.group_size)
+    most = min(packing.division.registers // registers, STEP_HEADS // heads_of_pack)
     return shape._replace(packs=max(count for count in range(1, 1 + max(1, most)) if packs % count == 0))
 
 
@@ -274,8 +275,8 @@ def first_query(shape: Shape, block: int) -> Any:
 def tiles(shape: Shape) -> Iterator[Tile]:
     """Yields the tiles of a step of the grid, group after group and head after head."""
     for pack, image in itertools.product(range(shape.packs), range(shape.packing.images)):
-        for start in range(0, shape.heads, shape.grouped):
-            group = Group(shape, pack, image, range(start, min(start + shape.grouped, shape.heads)))
+        for start in range(0, shape.heads, shape.group_size):
+            group = Group(shape, pack, image, range(start, min(start + shape.group_size, shape.heads)))
             for head in group.heads:
                 for block in range(group.blocks):
                     yield Tile(group, head, block)

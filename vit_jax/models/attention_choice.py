@@ -23,8 +23,9 @@ class AttentionSizes(NamedTuple):
     unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
 
 
-def _fits(mebibytes: int, division: kernels.Division) -> Callable[[AttentionSizes], bool]:
+def _fits(kind: str, mebibytes: int) -> Callable[[AttentionSizes], bool]:
     """Returns a test of sizes: the kernel computes all that is added to the scores, in `mebibytes` of vector memory."""
+    division = choose_division(kind)
 
     def allows(sizes: AttentionSizes) -> bool:
         itemsize = jnp.dtype(sizes.dtype).itemsize
@@ -80,11 +81,11 @@ def choose_division(device_kind: str) -> kernels.Division:
 # 1.88 ms (results/hardware/h200.json).
 TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] = (
     ("cpu", "heads_first", lambda sizes: True),
-    ("TPU v4", "fused", _fits(16, choose_division("TPU v4"))),
-    ("TPU v5 lite", "fused", _fits(128, choose_division("TPU v5 lite"))),
-    ("TPU v5e", "fused", _fits(128, choose_division("TPU v5e"))),
-    ("TPU v5", "fused", _fits(64, choose_division("TPU v5"))),
-    ("TPU v6", "fused", _fits(128, choose_division("TPU v6"))),
+    ("TPU v4", "fused", _fits("TPU v4", 16)),
+    ("TPU v5 lite", "fused", _fits("TPU v5 lite", 128)),
+    ("TPU v5e", "fused", _fits("TPU v5e", 128)),
+    ("TPU v5", "fused", _fits("TPU v5", 64)),
+    ("TPU v6", "fused", _fits("TPU v6", 128)),
     ("TPU", "tokens_first", lambda sizes: True),
     ("NVIDIA", "cudnn", _suits_cudnn),
     ("", "tokens_first", lambda sizes: True),
