@@ -28,9 +28,18 @@ KEPT = ROOT / "benchmarks" / "tpu_results"
 
 CODES = ("vit_jax", "big_vision")
 POOLINGS = {"gap": 0, "token": 1}  # pooling -> tokens beside the patches
-IMAGES = {"S/16": 256, "B/16": 128, "B/32": 512, "L/16": 64, "H/14": 32, "R50+B/16": 64}  # model -> images a chip
+IMAGES = {  # model -> images a chip
+    "S/16": 256,
+    "B/16": 128,
+    "B/32": 512,
+    "L/16": 64,
+    "H/14": 32,
+    "R50+B/16": 64,
+    "BiT-R50x1": 64,
+}
 PATCHES = {"S/16": 196, "B/16": 196, "B/32": 49, "L/16": 196, "H/14": 256, "R50+B/16": 196}
 OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
+BATCHES = {"v4:2x2x1": (1, 2), "v5p:2x2x1": (1, 2, 4), "v6e:2x2": (1, 2)}  # chips -> multiples of IMAGES
 GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
 SPLIT = {
     "copied": (),
@@ -162,8 +171,8 @@ def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
 
 
 def has_theirs(model: str) -> bool:
-    """Returns whether big_vision has a model. It has no hybrids."""
-    return "+" not in model
+    """Returns whether big_vision's step is compiled beside ours: for the plain Vision Transformers."""
+    return "R50" not in model
 
 
 def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
@@ -174,19 +183,23 @@ def side_by_side(results: Results, rows: Iterable[Row]) -> list[str]:
         theirs = results[dataclasses.replace(row, code="big_vision")] if has_theirs(row.model) else None
         both = ours.schedule and theirs and theirs.schedule
         ratio = f"{theirs.schedule.cycles / ours.schedule.cycles:.2f}" if both else ""
-        tokens = str(PATCHES[row.model] + POOLINGS[row.pooling])
+        tokens = str(PATCHES[row.model] + POOLINGS[row.pooling]) if row.model in PATCHES else ""
         cells = theirs.cells() if theirs else [""] * len(CELLS)
         lines.append([f"{row.model}, {row.images}", row.target, tokens, *ours.cells(), *cells, ratio])
     names = [f"{code}: {CELLS[0]}" if not i else name for code in CODES for i, name in enumerate(CELLS)]
     return table(["model, images a chip", "chips", "tokens", *names, "theirs / ours, fetched again"], lines)
 
 
+def every_model(targets: Iterable[str]) -> list[Row]:
+    """Returns the rows of all models on some kinds of chips; plain Vision Transformers with a class token, too."""
+    cases = itertools.product(IMAGES.items(), POOLINGS, targets)
+    rows = [Row("vit_jax", model, target, images, pooling) for (model, images), pooling, target in cases]
+    return [row for row in rows if has_theirs(row.model) or row.pooling == "gap"]
+
+
 def models(results: Results) -> list[str]:
     """Returns the table of all models on v5e."""
-    sizes = itertools.product(IMAGES.items(), POOLINGS)
-    return side_by_side(
-        results, [Row("vit_jax", model, "v5e:2x2", images, pooling) for (model, images), pooling in sizes]
-    )
+    return side_by_side(results, every_model(["v5e:2x2"]))
 
 
 def operations(results: Results) -> list[str]:
@@ -217,19 +230,18 @@ def weights(results: Results) -> list[str]:
 
 def chips(results: Results) -> list[str]:
     """Returns the table of the models on the other kinds of chips."""
-    usual = [(model, target, images) for model, images in IMAGES.items() if has_theirs(model) for target in OTHER_CHIPS]
-    return side_by_side(results, [Row("vit_jax", *each) for each in usual])
+    return side_by_side(results, every_model(OTHER_CHIPS))
 
 
 def batches(results: Results) -> list[str]:
-    """Returns the table of the usual and of twice as many images a chip, on v6e."""
+    """Returns the table of the usual images a chip and of multiples that fit, on the other kinds of chips."""
     lines = []
-    for model, images in itertools.product(("B/16", "L/16"), (1, 2)):
-        images *= IMAGES[model]
-        found = results[Row("vit_jax", model, "v6e:2x2", images)]
-        of_image = f"{found.schedule.cycles / images / 1e6:.3f}" if found.schedule else ""
-        lines.append([f"{model}, {images}", *found.cells(), of_image])
-    return table(["model, images a chip", *CELLS, "schedule of an image"], lines)
+    for model, (target, times) in itertools.product(("B/16", "L/16"), BATCHES.items()):
+        for images in (IMAGES[model] * each for each in times):
+            found = results[Row("vit_jax", model, target, images)]
+            of_image = f"{found.schedule.cycles / images / 1e6:.3f}" if found.schedule else ""
+            lines.append([f"{model}, {images}", target, *found.cells(), of_image])
+    return table(["model, images a chip", "chips", *CELLS, "schedule of an image"], lines)
 
 
 def mlp(results: Results) -> list[str]:

@@ -29,10 +29,10 @@ class Row:
 
     Attributes:
         code: whose step it is: `vit_jax` or `big_vision`.
-        model: the model: `B/16`, `R50+B/16`, ...
+        model: the model: `B/16`, `R50+B/16`, `BiT-R50x1`, ...
         target: the slice, such as v5e:2x2.
         images: the images of a step on each chip.
-        pooling: `gap`, or `token` with a class token.
+        pooling: `gap`, or `token` with a class token; a BiT has neither.
         fields: (name, value) of further fields of the configuration.
     """
 
@@ -51,6 +51,12 @@ class Row:
         return "-".join(re.sub(r"[^a-z0-9]+", "_", word.lower()) for word in words)
 
 
+def full_name(model: str) -> str:
+    """Returns the whole name of a row's model: `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`."""
+    stem, plus, vit = model.rpartition("+")
+    return model if model.startswith("BiT") else f"{stem}{plus}ViT-{vit}"
+
+
 def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
     """Returns the compiler's report on a row, and `macs_per_image`, the multiply-accumulates of its forward pass.
 
@@ -62,8 +68,9 @@ def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
     config = base.get_config()
     config.batch, config.resolution = row.images * len(devices), RESOLUTION
     config.total_steps, config.warmup_steps, config.grad_norm_clip = STEPS, WARMUP_STEPS, CLIP
-    stem, _, vit = row.model.rpartition("+")
-    config.model.name, config.model.pooling = f"{stem}+ViT-{vit}" if stem else f"ViT-{vit}", row.pooling
+    config.model.name = full_name(row.model)
+    if not config.model.name.startswith("BiT"):
+        config.model.pooling = row.pooling
     config.data.num_classes, config.data.num_examples = CLASSES, EXAMPLES
     config.task.loss = "sigmoid"
     config.optim.weight_decay, config.optim.moment_dtype = DECAY, "bfloat16"

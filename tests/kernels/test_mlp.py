@@ -170,3 +170,16 @@ def test_the_trial_of_a_kernel_that_is_right_is_within_the_tolerance(dtype):
     with kernels.interpret_kernels():
         found = models.measure_mlp_differences(spec, jax.devices()[0])
     assert len(found) == 7 and max(found.values()) < (2e-6 if dtype == "float32" else check.TOLERANCE / 2)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.bfloat16, 1e-2)])
+def test_gelu_and_its_gradient_are_those_of_float64(dtype, tolerance):
+    x = jnp.concatenate([jnp.linspace(-8, 8, 4001), jnp.array([-1e9, -1e4, 1e4, 1e9])]).astype(dtype)
+    grad = jnp.full_like(x, 1.5)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(each, np.float64)) for each in (x, grad)]
+        expected = differentiate(functools.partial(jax.nn.gelu, approximate=True), wide[:1], wide[1])
+    actual = jax.jit(functools.partial(differentiate, kernels.gelu_tanh))([x], grad)
+    chex.assert_trees_all_equal_dtypes(actual, [x, x])
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(np.float64(one), np.asarray(other), rtol=tolerance, atol=tolerance)

@@ -4,6 +4,7 @@ from .changes import lanes_of_heads as lanes_of_heads
 from .compiler_options import Options as Options
 from .compiler_options import choose_options as choose_options
 from .dispatch import interpret_kernels as interpret_kernels
+from .gelu import gelu_tanh as gelu_tanh
 from .mlp import fused_mlp as fused_mlp
 from .mlp_sizes import MlpSizes as MlpSizes
 from .mlp_sizes import choose_step as choose_step

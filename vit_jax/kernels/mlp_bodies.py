@@ -1,6 +1,5 @@
 """What the MLP's kernels compute for the rows of one step of their grid, and their plain forms for all rows."""
 
-import math
 from typing import Any, TypeAlias
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
+from vit_jax.kernels.gelu import gelu_and_share, gelu_and_slope
 from vit_jax.kernels.mlp_sizes import Shape
 from vit_jax.kernels.packing import ROW_TILE
 from vit_jax.kernels.products import dot, dot_transposed, transposed_dot
@@ -19,8 +19,6 @@ Narrowing: TypeAlias = Float[Array, "mlp width"]
 WidthRow: TypeAlias = Float[Array, "1 width"]
 HiddenRow: TypeAlias = Float[Array, "1 mlp"]
 
-CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)  # of the GELU's approximation (arXiv 1606.08415, section 2)
-
 
 def _normalize(x: Array, epsilon: float) -> tuple[Array, Array]:
     """Returns (x - mean) / sqrt(variance + epsilon) in float32, and the factor of that division."""
@@ -28,20 +26,6 @@ def _normalize(x: Array, epsilon: float) -> tuple[Array, Array]:
     mean = x.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.maximum((x * x).mean(-1, keepdims=True) - mean * mean, 0) + epsilon)
     return (x - mean) * inverse, inverse
-
-
-def _gelu(x: Array) -> tuple[Array, Array]:
-    """Returns the approximate GELU and the share of `x` that it is, in the dtype of `x`."""
-    half = x.dtype.type(0.5)
-    share = half + half * jnp.tanh(x * (x.dtype.type(SLOPE) + x.dtype.type(SLOPE * CUBIC) * (x * x)))
-    return x * share, share
-
-
-def _gelu_and_slope(x: Array) -> tuple[Array, Array]:
-    """Returns the approximate GELU and its derivative, in the dtype of `x`."""
-    active, share = _gelu(x)
-    inner = x.dtype.type(2 * SLOPE) + x.dtype.type(6 * SLOPE * CUBIC) * (x * x)
-    return active, share + (active - active * share) * inner
 
 
 def _norm_gradient(normal: Array, inverse: Array, scale: Array, grad: Array) -> Array:
@@ -63,7 +47,7 @@ def forward_plain(
     """Returns the result, and the hidden channels before their activation."""
     normal = (_normalize(x, shape.epsilon)[0] * scale + bias).astype(x.dtype)
     hidden = (dot(normal, kernel1) + bias1).astype(x.dtype)
-    return [(x + (dot(_gelu(hidden)[0], kernel2) + bias2)).astype(x.dtype), hidden]
+    return [(x + (dot(gelu_and_share(hidden)[0], kernel2) + bias2)).astype(x.dtype), hidden]
 
 
 def backward_plain(
@@ -78,7 +62,7 @@ def backward_plain(
 ) -> list[Array]:
     """Returns the gradients of the rows and of both kernels, and partial sums of those of scale, bias, bias1, bias2."""
     normal, inverse = _normalize(x, shape.epsilon)
-    active, slope = _gelu_and_slope(hidden)
+    active, slope = gelu_and_slope(hidden)
     grad_hidden = dot_transposed(grad, kernel2) * slope
     sums = _sums(grad_hidden), _sums(grad.astype(jnp.float32))
     grad_hidden = grad_hidden.astype(x.dtype)
@@ -105,7 +89,7 @@ def forward_kernel(
     total = rows.astype(jnp.float32) + bias2[...]
     for columns in shape.columns(kernel1.shape[1]):
         hidden[:, columns] = (dot(normal, kernel1[:, columns]) + bias1[:, columns]).astype(rows.dtype)
-        total += dot(_gelu(hidden[:, columns])[0], kernel2[columns, :])
+        total += dot(gelu_and_share(hidden[:, columns])[0], kernel2[columns, :])
     y[...] = total.astype(y.dtype)
 
 
@@ -143,7 +127,7 @@ def backward_kernel(
     transposed = (normal * scale[...] + bias[...]).astype(rows.dtype).T
     grad_normal = jnp.zeros(rows.shape, jnp.float32)
     for columns in shape.columns(kernel1.shape[1]):
-        active, slope = _gelu_and_slope(hidden[:, columns])
+        active, slope = gelu_and_slope(hidden[:, columns])
         grad_hidden = slope.astype(jnp.float32) * dot_transposed(upstream, kernel2[columns, :])
         bias1_sums[:, columns] += _sums(grad_hidden)
         grad_hidden = grad_hidden.astype(rows.dtype)

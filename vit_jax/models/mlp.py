@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing, fused_mlp
+from vit_jax.kernels import Packing, fused_mlp, gelu_tanh
 from vit_jax.models.layers import (
     DenseParameters,
     NormArrays,
@@ -50,7 +50,7 @@ def swiglu(x: Float[Array, "rows 2 mlp"]) -> Hidden:
 
 
 ACTIVATIONS: dict[Activation, Widening] = {
-    "gelu_tanh": Widening(functools.partial(nn.gelu, approximate=True)),  # as published
+    "gelu_tanh": Widening(gelu_tanh),  # as published
     "gelu": Widening(functools.partial(nn.gelu, approximate=False)),
     "swiglu": Widening(swiglu, "dense1_gated", (2,)),
 }
