@@ -91,31 +91,39 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
     assert metrics["train/skips"] == 0 and np.isfinite(metrics["train/loss"])
 
 
+def make_step(config, optimizer, schedule):
+    """A step whose optimizer is given; its model is not run."""
+    model = models.create("ViT-mu/16")
+    return TrainStep(model, tasks.make_task(config, model, 10), optimizer, schedule, 0, accum_steps=1, ema_decay=0.9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "skips"), [(1e39, 1), (1e30, 0)])  # infinite in float32; only the norm is
-def test_an_update_that_is_not_finite_is_not_applied(tiny, rate, skips):
+def test_a_rate_that_is_not_finite_changes_nothing(tiny, rate, skips):
     tiny.base_lr, tiny.warmup_steps = rate, 0
     tiny.optim.name, tiny.optim.weight_decay = "sgd", 0.0
     config = resolve_config(tiny)
-    model, schedule = models.create("ViT-mu/16"), optim.make_schedule(config)
-    update = TrainStep(
-        model,
-        tasks.make_task(config, model, 10),
-        optim.make_optimizer(config, schedule, optim.UNSCALED),
-        schedule,
-        0,
-        accum_steps=1,
-        ema_decay=0.9,
-    )
+    schedule = optim.make_schedule(config)
+    update = make_step(config, optim.make_optimizer(config, schedule, optim.UNSCALED), schedule)
     state = update.init({"kernel": jnp.array([2.0, 3.0])})
     after, metrics = update.apply_grads(state, state.params, jnp.ones(()), {"kernel": jnp.array([0.0, -100.0])})
     assert after.step == 1 and after.skips == metrics["train/skips"] == skips and np.isfinite(metrics["norm/grads"])
     chex.assert_tree_all_finite(after)
     if skips:
-        assert np.isnan(metrics["norm/updates"])
+        assert metrics["norm/updates"] == 0
         chex.assert_trees_all_close((after.params, after.ema), (state.params, state.ema))
     else:
         assert np.isinf(metrics["norm/updates"]) and after.params["kernel"][1] > 1e29
+
+
+def test_parameters_whose_update_is_not_finite_keep_their_values(tiny):
+    update = make_step(resolve_config(tiny), optax.sgd(1e20), lambda step: jnp.ones(()))
+    state = update.init({"kernel": jnp.array([2.0, 3.0])})
+    grads = {"kernel": jnp.array([1e19, -1e-20])}
+    after, metrics = update.apply_grads(state, state.params, jnp.ones(()), grads)
+    np.testing.assert_allclose(after.params["kernel"], [2.0, 4.0])
+    np.testing.assert_allclose(after.ema["kernel"], [2.0, 3.1], rtol=1e-6)
+    assert metrics["norm/updates"] == 1 and after.skips == 0
 
 
 def test_the_moving_average_and_the_norm_of_the_update_follow_the_parameters(tiny):

@@ -118,9 +118,9 @@ class TrainStep:
     ) -> tuple[TrainState, StepMetrics]:
         """Returns the state after the optimizer's update, and the metrics of the step.
 
-        If the loss or the gradient is not finite, only the counters change. If both are finite but some values of the
-        update are not, those parameters keep their values; the step counts as skipped. The metric `norm/updates` is the
-        norm of what the parameters have changed by, or NaN if the update was not finite.
+        If the loss, the gradient or the learning rate is not finite, only the counters change. Otherwise parameters
+        whose update is not finite keep their values. The metric `norm/updates` is the norm of what the parameters have
+        changed by.
 
         Args:
             state: the state before the step.
@@ -129,31 +129,31 @@ class TrainStep:
             grads: the gradient, of the trained part.
         """
         grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        rate = self.schedule(state.step)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.isfinite(rate)
 
         changes, opt_state = self.optimizer.update(grads, state.opt_state, before)
-        moved = optax.apply_updates(before, changes)
+        trained = optax.apply_updates(before, changes)
         # Element by element: a test of all updates at once would have to write them to memory first.
-        trained = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), moved, before)
+        trained = jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(new), new, old), trained, before)
         # Integer counters advance even in a skipped step, so that the schedule stays aligned with the step.
         trained, opt_state = jax.tree.map(
             lambda new, old: _select(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new,
             (trained, opt_state),
             (before, state.opt_state),
         )
-        # The compiler sums its squares while it writes the parameters. For the norm of `changes`, it would write those.
-        update_norm = optax.tree.norm(jax.tree.map(_change, trained, before, moved))
+        # The compiler sums the squares while it writes the parameters; those of `changes` would take another pass.
+        update_norm = optax.tree.norm(optax.tree.sub(trained, before))
         params = self.trained_part.replace(state.params, trained)
         ema = state.ema
         if self.ema_decay:
-            rate = jnp.where(finite, 1 - self.ema_decay, 0.0)
-            averaged = optax.incremental_update(trained, self.trained_part.select(ema), rate)
+            share = jnp.where(finite, 1 - self.ema_decay, 0.0)
+            averaged = optax.incremental_update(trained, self.trained_part.select(ema), share)
             ema = self.trained_part.replace(ema, averaged)
-        applied = finite & ~jnp.isnan(update_norm)  # the norm of a finite update may overflow, to infinity
-        skips = jnp.where(applied, 0, state.skips + 1)
+        skips = jnp.where(finite, 0, state.skips + 1)
         metrics = {
             "train/loss": loss,
-            "train/lr": self.schedule(state.step),
+            "train/lr": rate,
             "train/skips": skips,
             "norm/grads": grad_norm,
             "norm/params": optax.tree.norm(params),
@@ -214,11 +214,6 @@ def _split_batch(arrays: ArrayTree, parts: int) -> ArrayTree:
     Part i has rows i, i + parts, ... So each device splits its own rows, and none moves between devices.
     """
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0), arrays)
-
-
-def _change(new: Array, old: Array, moved: Array) -> Array:
-    """Returns what parameters have changed by, but NaN where the update led to a value, `moved`, that is not finite."""
-    return jnp.where(jnp.isfinite(moved), new - old, jnp.nan)
 
 
 def _select(condition: Array, new: Array, old: Array) -> Array:

@@ -26,8 +26,14 @@ SHAPES = (
 )
 LARGE = ("8,257,16,80,bfloat16", "8,577,12,64,bfloat16", "8,197,12,64,float32", "4,1370,16,80,bfloat16")
 WIDE = "256,196,3,64,float32"  # eight packs of two images in a step of the grid
-# All shapes for one kind of chip, every third for the others. A v4 has too little memory for the larger ones.
-CHIPS = {"v5e:2x2": SHAPES + LARGE, "v4:2x2x1": SHAPES[::3], "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE)}
+SEVERAL = "48,257,16,80,float32"  # three packs, for which the compiler needs more memory than for one
+# All shapes for one kind of chip, some for the others. A v4 has too little memory for most of the larger ones.
+CHIPS = {
+    "v5e:2x2": (*SHAPES, *LARGE, "64,257,12,88,float32"),
+    "v4:2x2x1": (*SHAPES[::3], "8,256,16,80,bfloat16"),
+    "v5p:2x2x1": (SHAPES[3], LARGE[0]),
+    "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE, SEVERAL),
+}
 ACTIVATIONS = 16 * 66 * 128 * 2  # bytes of the rows of all images, in bfloat16
 QKV = 2 * 128 * 3 * 128  # and of the largest parameter
 

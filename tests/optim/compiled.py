@@ -15,7 +15,7 @@ from configs import base
 from vit_jax import optim, step, tree
 from vit_jax.planning import targets
 
-SHAPE = 8, 1024, 4096  # does not fit into the vector memory
+SHAPES = {"dense1": (24, 1024, 4096), "dense2": (24, 4096, 1024)}  # the MLPs of L/16
 
 
 def bytes_per_parameter(topology, ema_decay):
@@ -32,8 +32,8 @@ def bytes_per_parameter(topology, ema_decay):
         grads = jax.tree.map(lambda grad: grad.astype(jnp.float32), grads)
         return update.apply_grads(state, state.params, loss, grads)
 
-    params = {"kernel": jax.ShapeDtypeStruct(SHAPE, jnp.float32)}
-    grads = {"kernel": jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16)}  # as they leave the exchange
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}
+    grads = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in SHAPES.items()}  # after the exchange
     shapes = jax.eval_shape(update.init, params), jax.ShapeDtypeStruct((), jnp.float32), grads
     arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
     analysis = jax.jit(run, donate_argnums=0).lower(*arguments).compile().cost_analysis()

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax.planning import targets
 
-CHIPS = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")  # on v4, part of the state passes through a cache of its own
+CHIPS = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 
 @pytest.mark.slow
