@@ -30,7 +30,7 @@ SEVERAL = "48,257,16,80,float32"  # three packs, for which the compiler needs mo
 # All shapes for one kind of chip, some for the others. A v4 has too little memory for most of the larger ones.
 CHIPS = {
     "v5e:2x2": (*SHAPES, *LARGE, "64,257,12,88,float32"),
-    "v4:2x2x1": (*SHAPES[::3], "8,256,16,80,bfloat16"),
+    "v4:2x2x1": (*SHAPES[::3], LARGE[0]),
     "v5p:2x2x1": (SHAPES[3], LARGE[0]),
     "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE, SEVERAL),
 }

@@ -772,9 +772,9 @@ def test_the_fastest_attention_is_chosen_by_device_and_sizes():
     assert chosen("cpu") == "heads_first" and chosen("TPU v7x") == chosen("AMD Instinct MI300X") == "tokens_first"
     assert {chosen(kind) for kind in ("TPU v4", "TPU v5 lite", "TPU v5", "TPU v6 lite")} == {"fused"}
     assert chosen("cpu", attention="fused") == "fused"  # what is given stays
-    # Vector memory: libtpu says that v4 has too little for H/14 and v5p for H/14 at 518 pixels.
+    # Vector memory: libtpu says that v4 has enough for H/14, but not in float32, and v5p too little at 518 pixels.
     large = {"name": "ViT-H/14", "images": 8}
-    assert chosen("TPU v4", **large) == "tokens_first"
+    assert [chosen("TPU v4", **large, dtype=dtype) for dtype in ("bfloat16", "float32")] == ["fused", "tokens_first"]
     large |= {"resolution": 518}
     assert chosen("TPU v5", **large) == "tokens_first" and chosen("TPU v5", **large, tensor=2) == "fused"
     assert chosen("TPU v5 lite", **large) == "fused"

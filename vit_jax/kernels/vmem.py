@@ -5,12 +5,13 @@ from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division
 from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows, table_rows
 from vit_jax.kernels.tiles import Shape, choose_packing, make_shape
 
-# Arrays of [rows, queries] in float32 that the compiler keeps in the backward pass: for each block of queries of an
-# image where a step of the grid has all of them, and where it has one. libtpu 0.0.42 reports for v4 11 to 17 for 196
-# tokens of 64 channels, 20 for 256 tokens of 16 x 80 and 25 of 16 x 72 (15.6 MiB in all); for the second kind 16 for
-# 577 and 1,025 tokens of 16 x 64, and 26 for 1,370 of 16 x 80. Several packs of long images keep more, up to 60 in
-# three of 257 tokens in float32, on chips whose memory is no limit.
-TILES_OF_IMAGE, TILES_OF_BLOCK = 22, 28
+# Arrays of [rows, queries] in float32 that the compiler keeps in the backward pass for each block of queries of an
+# image, where a step of the grid has all blocks. libtpu 0.0.42 reports for v4 11 to 17 for 196 tokens of 64 channels.
+# With a lookahead of one tile it reports 12 for groups of 8 heads, and 20 for groups of 16. Several packs of long
+# images keep more, up to 60 in three of 257 tokens in float32, on chips whose memory is no limit.
+TILES_OF_IMAGE, FEW_TILES, TILES_OF_HEAD = 22, 6, 7 / 8
+# Where a step has one block: 16 for 577 and 1,025 tokens of 16 x 64, and 26 for 1,370 of 16 x 80.
+TILES_OF_BLOCK = 28
 # Arrays of [rows, lanes of heads] in float32, for the rows of queries and keys that are normalised at once. From what
 # libtpu reports: 17.6 MiB in all for two images of 196 tokens of 12 x 64 on v4.
 CHANGED = 14
@@ -51,8 +52,7 @@ def vmem_bytes(
     lse = shape.lse_rows * heads * shape.queries * FLOAT32
     bias = 3 * shape.width * ROW_TILE * FLOAT32
     sums = 2 * rows * shape.width * FLOAT32 if shape.query_steps > 1 else 0
-    count = TILES_OF_BLOCK if shape.query_steps > 1 else TILES_OF_IMAGE * shape.blocks
-    tiles = count * len(packing.window(0)) * shape.queries * FLOAT32
+    tiles = _count_tiles(shape) * len(packing.window(0)) * shape.queries * FLOAT32
     changed = tables = 0
     if change is not None:
         window = lanes_of_heads(head_dim, shape.width)
@@ -63,7 +63,16 @@ def vmem_bytes(
         lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
         tables += table_rows(packing, head_dim) * lanes * (itemsize + FLOAT32)
     tiles += relative_bytes(shape)
-    return 2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles
+    return round(2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles)
+
+
+def _count_tiles(shape: Shape) -> float:
+    """Returns how many arrays of [rows, queries] the compiler keeps."""
+    if shape.query_steps > 1:
+        return TILES_OF_BLOCK
+    if shape.lookahead == 1:
+        return (FEW_TILES + TILES_OF_HEAD * shape.group_size) * shape.blocks
+    return TILES_OF_IMAGE * shape.blocks
 
 
 def relative_bytes(shape: Shape) -> int:
