@@ -28,7 +28,7 @@ LIMIT = 3600.0  # seconds after which a compilation is given up
 def compile_in_process(name: str, target: str, module: str, *words: str) -> Report:
     """Runs a module in a new process, and returns the report that it prints.
 
-    It returns {"error": ...} if the module fails or takes longer than `LIMIT`.
+    It returns {"error": ...} if the module fails, if a signal ends it, or if it takes longer than `LIMIT`.
 
     Args:
         name: the name of the program in the line of progress.
@@ -46,6 +46,8 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
             return {"error": f"not compiled within {LIMIT / 60:.0f} minutes"}
     if found.returncode == 0:
         return json.loads(found.stdout)
+    if found.returncode < 0:
+        return {"error": f"the compiler ended by signal {-found.returncode}"}
     lines = [line for line in found.stderr.splitlines() if line.strip()]
     return {"error": f"exit code {found.returncode}: {lines[-1][:200] if lines else 'nothing was printed'}"}
 

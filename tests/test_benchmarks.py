@@ -167,5 +167,12 @@ def test_a_compilation_that_takes_too_long_is_given_up(monkeypatch):
     assert report == {"error": "not compiled within 0 minutes"}
 
 
+def test_a_compiler_that_crashes_is_said_to_have_crashed(tmp_path, monkeypatch):
+    (tmp_path / "crashing.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report = tpu_process.compile_in_process("B/16", "v5e:2x2", "crashing")
+    assert report == {"error": "the compiler ended by signal 11"}
+
+
 def test_the_tests_of_each_room_are_where_the_mutants_look_for_them():
     assert all(map(mutants.tests_of, mutants.TESTS))
