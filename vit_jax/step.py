@@ -28,7 +28,7 @@ class TrainState:
         params: float32 parameters.
         opt_state: the state of the optimizer, for the trained part of the parameters.
         ema: the moving average of the parameters, or None if it is off.
-        skips: int32, how many of the latest updates in a row were skipped because a loss, a gradient or an update was
+        skips: int32, how many of the latest updates in a row were skipped because a loss, a gradient or a rate was
             not finite.
     """
 

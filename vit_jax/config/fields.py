@@ -311,7 +311,7 @@ _ROWS = (
     Field("optim.sam_alpha", 0.0, "weight of the gap between both losses: GSAM; 0: SAM", minimum=0, since="0.2",
           synonyms="gsam_alpha"),
     Field("optim.max_nonfinite_skips", 0,
-          "consecutive steps with a non-finite loss or gradient to skip before stopping",
+          "consecutive steps with a non-finite loss, gradient or rate to skip before stopping",
           minimum=0),
     # LoRA adapters, with which the kernels of the blocks are not trained.
     Field("adapt.rank", 0, "rank of LoRA adapters of blocks, with which only they and the head are trained; 0: none",

@@ -57,7 +57,7 @@ class TrainMetrics:
 
     def _report_skip(self, step: int, skips: int, loss: float) -> None:
         batch = f"batch {step - 1} of seed {self._config.seed}"
-        what = f"the loss ({loss}), a gradient or an update is not finite at step {step} ({batch})"
+        what = f"the loss ({loss}), a gradient or the learning rate is not finite at step {step} ({batch})"
         if skips > self._config.optim.max_nonfinite_skips:
             raise NonFiniteLoss(
                 f"{what}; the last good checkpoint is kept. Lower base_lr, set grad_norm_clip, or skip some such steps "
