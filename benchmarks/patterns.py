@@ -20,6 +20,7 @@ from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.models import create
 from vit_jax.models.attention import ATTENTIONS, AttentionChange, Pattern, choose_packing
+from vit_jax.models.attention_choice import attention_sizes
 from vit_jax.models.attention_pattern import attended_pairs
 from vit_jax.models.sparse_attention import attend_in_pattern
 from vit_jax.models.spec import ModelSpec
@@ -55,7 +56,7 @@ def compile_case(name: str) -> Report:
     spec, [device, *_] = spec_of(name), targets.find_devices(TARGET, 1)
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
-    packing = choose_packing(kind, spec.tokens, heads, images, device.device_kind)
+    packing = choose_packing(kind, attention_sizes(spec, images), device.device_kind)
     change = AttentionChange()
     if spec.attention.is_sparse:
         change = AttentionChange(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))

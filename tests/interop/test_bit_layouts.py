@@ -18,7 +18,7 @@ def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path, capsys
     path = fixture(name)
     model, params = vit_jax.load(path, border="lowest")
     assert f"{LAYOUTS[name]} layout, BiT, stages (1, 1, 2, 1), width 32, 224x224 pixels" in capsys.readouterr().err
-    assert max(errors(model, params, name)) < 1e-5
+    assert np.max(errors(model, params, name)) < 1e-5
     model, params = vit_jax.load(path)
     vit_jax.save(tmp_path / "ours.npz", model, params)
     again, back = vit_jax.load(tmp_path / "ours.npz")

@@ -87,7 +87,7 @@ OTHER_FORMS = [
 def test_logits_equal_the_authors(name, attention):
     model, params = load(name, attention=attention)
     with kernels.interpret_kernels():
-        assert max(errors(model, params, name)) < 2e-6
+        assert np.max(errors(model, params, name)) < 2e-6
 
 
 @pytest.mark.parametrize("layout", FORMATS)
@@ -114,7 +114,7 @@ def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, 
         # There the class token's position is added to the class token: the same model in other numbers.
         assert not back["position"][0].any()
         np.testing.assert_array_equal(back["cls"], params["cls"] + params["position"][0])
-        assert max(errors(again, back, name)) < 2e-6
+        assert np.max(errors(again, back, name)) < 2e-6
     else:
         chex.assert_trees_all_equal(back, params)
 
@@ -149,7 +149,7 @@ def test_names_of_files_do_not_matter_but_their_content(changed):
 
         model, params = vit_jax.load(changed(name, nest))
         chex.assert_trees_all_equal(params, load(name)[1])
-        assert max(errors(model, params, name)) < 2e-6
+        assert np.max(errors(model, params, name)) < 2e-6
 
 
 def test_a_file_may_have_any_name(tmp_path):
@@ -166,7 +166,7 @@ def test_old_positions_of_big_vision_have_a_row_for_the_class_token(changed):
         arrays["params/cls"] = arrays["params/cls"] - first
 
     model, params = vit_jax.load(changed("big_vision_tok", age))
-    assert max(errors(model, params, "big_vision_tok")) < 5e-6
+    assert np.max(errors(model, params, "big_vision_tok")) < 5e-6
 
 
 def test_kinds_of_numbers(changed):

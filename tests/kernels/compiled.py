@@ -2,7 +2,8 @@
 
 python -m tests.kernels.compiled TOPOLOGY CASE...
 
-A case is a name in `PROGRAMS`, or the sizes `batch,tokens,heads,head_dim,dtype` of a call on one device.
+A case is a name in `PROGRAMS`, the sizes `batch,tokens,heads,head_dim,dtype` of a call on one device, or the form of a
+model on one device: `<name of the model> <images> <fields as JSON>`.
 """
 
 import json
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import kernels, models, sharding
 from vit_jax.models.attention import choose_packing
+from vit_jax.models.attention_choice import AttentionSizes
 from vit_jax.planning import collectives, hlo, targets
 
 
@@ -33,7 +35,8 @@ def gradient(packing, heads):
 
 def one_device(devices, batch, tokens, heads, head_dim, dtype):
     here, wide = SingleDeviceSharding(devices[0]), 3 * heads * head_dim
-    packing = choose_packing("fused", tokens, heads, batch, devices[0].device_kind)
+    sizes = AttentionSizes(batch, tokens, heads, head_dim, dtype)
+    packing = choose_packing("fused", sizes, devices[0].device_kind)
     projected = array(here, dtype, batch // packing.images, packing.rows, wide)
     return jax.jit(gradient(packing, heads)), projected, array(here, "float32", wide)
 
@@ -56,11 +59,16 @@ def mapped(devices):
 
 def block(devices, batch=16, fields=(), **axes):
     """A model of one block on a mesh: 65 tokens, four images in 264 rows; activations are larger than any parameter."""
+    sizes = {"width": 128, "mlp_dim": 256, "num_heads": 2, "num_classes": 8, "resolution": 32}
+    return on_mesh(devices, "ViT/4", batch, axes, attention="fused", **sizes, **dict(fields))
+
+
+def on_mesh(devices, name, batch, axes, **fields):
+    """A model of one block, with its gradient."""
     mesh = Mesh(np.reshape(devices, [axes.get(axis, 1) for axis in sharding.AXES]), sharding.AXES)
-    sizes = {"width": 128, "depth": 1, "mlp_dim": 256, "num_heads": 2, "num_classes": 8, "resolution": 32}
-    model = models.create("ViT/4", dtype="bfloat16", attention="fused", **sizes, **dict(fields))
+    model = models.create(name, dtype="bfloat16", depth=1, **fields).for_device(devices[0].device_kind, batch)
     rows = sharding.batch_sharding(mesh) if batch % mesh.size == 0 else NamedSharding(mesh, P())
-    images = array(rows, "float32", batch, 32, 32, 3)
+    images = array(rows, "float32", batch, *model.image_size, 3)
     params = jax.eval_shape(model.init, jax.random.key(0), images)
     places = sharding.state_shardings(params, mesh)
     params = jax.tree.map(lambda x, place: array(place, x.dtype, *x.shape), params, places)
@@ -90,9 +98,11 @@ PROGRAMS = {
 
 def facts(devices, case):
     """How many kernels a program contains, and by kind of collective the bytes of the largest array."""
-    sizes = case.split(",")
+    sizes, form = case.split(","), case.split(maxsplit=2)
     if case in PROGRAMS:
         function, *arguments = PROGRAMS[case](devices)
+    elif len(form) == 3:
+        function, *arguments = on_mesh(devices[:1], form[0], int(form[1]), {}, **json.loads(form[2]))
     else:
         function, *arguments = one_device(devices, *map(int, sizes[:-1]), sizes[-1])
     text = function.lower(*arguments).compile().as_text()

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.kernels.packings import choose_packing
 from vit_jax import kernels
-from vit_jax.kernels import Packing, tiles
+from vit_jax.kernels import Packing, shapes
 
 # Errors, as parts of the largest value: of results, of gradients of the projections, and of the bias.
 LIMITS = {"float32": (2e-6, 2e-6, 5e-6), "bfloat16": (4e-3, 8e-3, 8e-3)}
@@ -77,7 +78,7 @@ def interpret(projected, bias, packing, heads, cotangent):
 
 def assert_exact(images, heads, limits, division=kernels.NARROW):
     """Whatever is in the empty rows, and these get no gradient."""
-    packing = kernels.choose_packing(images.shape[1], heads, len(images), division)
+    packing = choose_packing(images.shape[1], heads, len(images), division)
     bias = jax.random.normal(jax.random.key(2), images.shape[2:]) * (limits != EXTREME)
     cotangent = jax.random.normal(jax.random.key(1), (*images.shape[:2], images.shape[2] // 3), images.dtype)
     found = interpret(pack(packing, images, 1e4), bias, packing, heads, pack(packing, cotangent))
@@ -104,7 +105,7 @@ def test_images_share_rows_where_that_leaves_fewer_empty():
     larger = kernels.Division(registers=2600)
 
     def chosen(*sizes):
-        packing = kernels.choose_packing(*sizes)
+        packing = choose_packing(*sizes)
         assert sizes[2] % packing.images == 0 and packing.rows >= packing.images * packing.tokens
         return packing.images, packing.rows
 
@@ -117,7 +118,7 @@ def test_images_share_rows_where_that_leaves_fewer_empty():
 
 def test_what_is_no_number_stays_in_its_image():
     images = random_images(8, 9, 2, 16)
-    packing = kernels.choose_packing(9, 2, 8)
+    packing = choose_packing(9, 2, 8)
     assert packing.images == 8
     run = jax.jit(lambda x: kernels.fused_attention(pack(packing, x), jnp.zeros(96), packing, 2))
     with kernels.interpret_kernels():
@@ -129,9 +130,9 @@ def test_what_is_no_number_stays_in_its_image():
 
 def test_steps_over_the_queries(monkeypatch):
     """As for long sequences; the last block of queries overlaps the one before it."""
-    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
-    packing = kernels.choose_packing(197, 2, 2)
-    assert tiles.make_shape((2, 200, 384), packing, 2).query_steps == 2
+    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
+    packing = choose_packing(197, 2, 2)
+    assert shapes.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
     assert_exact(random_images(2, 197, 2, 64), 2, LIMITS["float32"])
 
 
@@ -146,10 +147,10 @@ def test_steps_over_the_queries(monkeypatch):
 )
 def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
     """As on v6e, unless they would compute many more queries than tiles of 128."""
-    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", min(registers, tiles.MAX_STEP_REGISTERS))
+    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", min(registers, shapes.MAX_STEP_REGISTERS))
     wide = kernels.Division(256, registers)
-    packing = kernels.choose_packing(tokens, 2, images, wide)
-    shape = tiles.make_shape((1, packing.rows, 384), packing, 2)
+    packing = choose_packing(tokens, 2, images, wide)
+    shape = shapes.make_shape((1, packing.rows, 384), packing, 2, 4)
     assert packing.images == (images if registers > 1 else 1)
     assert (shape.queries, shape.query_steps) == expected
     if shape.queries == 256:
@@ -161,9 +162,9 @@ def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
     [(128, 196, 12, 4), (512, 49, 12, 1), (256, 196, 3, 8)],  # the last fills the lanes of 4 heads
 )
 def test_how_many_packs_share_a_step(images, tokens, heads, expected):
-    packing = kernels.choose_packing(tokens, heads, images, kernels.Division(registers=5200))
+    packing = choose_packing(tokens, heads, images, kernels.Division(registers=5200))
     qkv = images // packing.images, packing.rows, 3 * heads * 64
-    assert tiles.make_shape(qkv, packing, heads).packs == expected
+    assert shapes.make_shape(qkv, packing, heads, 4).packs == expected
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_plain_form_equals_the_kernel():
     mapped = jax.vmap(lambda x: apply(x[None])[0])
     np.testing.assert_allclose(unpack(alone, apply(qkv)), expected, atol=2e-6)
     np.testing.assert_allclose(unpack(alone, mapped(qkv)), expected, atol=2e-6)
-    shared = kernels.choose_packing(9, 2, 4)
+    shared = choose_packing(9, 2, 4)
     packed = kernels.fused_attention(pack(shared, images), jnp.zeros(96), shared, 2)
     np.testing.assert_allclose(unpack(shared, packed), expected, atol=2e-6)
     with kernels.interpret_kernels():

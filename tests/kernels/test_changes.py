@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
 from vit_jax import kernels
-from vit_jax.kernels import tiles
+from vit_jax.kernels import shapes
 from vit_jax.models.attention import tokens_first
 from vit_jax.models.head_change import HeadChange
 
@@ -36,7 +37,7 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     bias, cotangent = random.normal(size=3 * width), jnp.asarray(random.normal(size=(images, tokens, width)), dtype)
     rows = tuple(map(tuple, random.normal(1, 0.5, size=(2, 2, head_dim)))) if norms else ()
     angles = random.normal(size=(tokens, head_dim // 2)) if rotates else None
-    packing = kernels.choose_packing(tokens, heads, images)
+    packing = choose_packing(tokens, heads, images)
 
     def ours(qkv, bias, rows):
         change = HeadChange(rows, EPSILON, angles)
@@ -99,9 +100,9 @@ def test_equals_changed_attention_in_float64(images, tokens, heads, head_dim, dt
 
 def test_steps_over_the_queries(monkeypatch):
     """Changed once, in the first step; gradients are changed back in the last one."""
-    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
-    packing = kernels.choose_packing(197, 2, 2)
-    assert tiles.make_shape((2, 200, 384), packing, 2).query_steps == 2
+    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
+    packing = choose_packing(197, 2, 2)
+    assert shapes.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
     check(2, 197, 2, 64, "float32", True, True)
 
 
@@ -110,7 +111,7 @@ def test_the_plain_form_is_the_same():
     random = np.random.default_rng(0)
     qkv = jnp.asarray(random.normal(size=(2, 9, 3, 2, 16)), jnp.float32)
     rows = tuple(tuple(jnp.asarray(random.normal(size=(2, 16)), jnp.float32)) for _ in range(2))
-    change, packing = HeadChange(rows, EPSILON, random.normal(size=(9, 8))), kernels.choose_packing(9, 2, 2)
+    change, packing = HeadChange(rows, EPSILON, random.normal(size=(9, 8))), choose_packing(9, 2, 2)
     tables = change.tables(change.norm_rows, packing, 2, 16)
     packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
     found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables=tables)

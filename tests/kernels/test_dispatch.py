@@ -83,9 +83,17 @@ def test_every_kind_of_chip(topology):
 
 
 @pytest.mark.slow
+def test_forms_that_a_v4_has_just_enough_memory_for():
+    forms = ("ViT-B/16", {"qk_norm": True}), ("ViT-B/16", {"rotary": "axial"}), ("ViT-B/32", {"position": "relative"})
+    cases = [f"{name} 8 {json.dumps(fields)}" for name, fields in forms]
+    assert [each["kernels"] for each in compile_for("v4:2x2x1", *cases).values()] == [BOTH] * len(forms)
+
+
+@pytest.mark.slow
 def test_the_kernel_of_the_mlp():
     """Hidden channels that are split over devices are computed by the layers."""
-    found = compile_for("v6e:2x2", "mlp in a block", "mlp over tensor")
-    assert [each["kernels"] for each in found.values()] == [2 * BOTH, BOTH]
+    undivided = "ViT-S/16 64 {}"  # its last step has fewer rows
+    found = compile_for("v6e:2x2", "mlp in a block", "mlp over tensor", undivided)
+    assert [each["kernels"] for each in found.values()] == [2 * BOTH, BOTH, 2 * BOTH]
     assert not {"all-gather", "all-to-all"} & set(found["mlp over tensor"])
     assert found["mlp in a block"]["all-gather"] <= QKV and "all-to-all" not in found["mlp in a block"]

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
 from tests.kernels.test_changes import EPSILON, attend_exactly, differentiate
 from vit_jax import kernels
-from vit_jax.kernels import tiles
+from vit_jax.kernels import shapes
 from vit_jax.models.head_change import HeadChange
 
 # (images, tokens, heads, head_dim, dtype, tokens without a place, a table for each head, largest offset (0: all),
@@ -39,7 +40,7 @@ def check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed
     bias, cotangent = random.normal(size=3 * width), jnp.asarray(random.normal(size=(images, tokens, width)), dtype)
     norms = tuple(map(tuple, random.normal(1, 0.5, size=(2, 2, head_dim)))) if changed else ()
     angles = random.normal(size=(tokens, head_dim // 2)) if changed else None
-    packing, kind = kernels.choose_packing(tokens, heads, images), kernels.RelativeKind(first, per_head)
+    packing, kind = choose_packing(tokens, heads, images), kernels.RelativeKind(first, per_head)
 
     def ours(qkv, bias, norms, table):
         change = HeadChange(norms, EPSILON, angles)
@@ -83,7 +84,7 @@ def test_equals_attention_with_relative_positions_in_float64(
 @pytest.mark.parametrize("per_head", [False, True])
 def test_steps_over_the_queries(monkeypatch, per_head):
     """The gradient of the table is summed over the steps, of which the last two have some queries in common."""
-    monkeypatch.setattr(tiles, "MAX_STEP_REGISTERS", 1)
+    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
     check(2, 197, 2, 64, "float32", 1, per_head, 7, False)
 
 

@@ -777,6 +777,9 @@ def test_the_fastest_attention_is_chosen_by_device_and_sizes():
     assert [chosen("TPU v4", **large, dtype=dtype) for dtype in ("bfloat16", "float32")] == ["fused", "tokens_first"]
     large |= {"resolution": 518}
     assert chosen("TPU v5", **large) == "tokens_first" and chosen("TPU v5", **large, tensor=2) == "fused"
+    # Where two images have too little memory to share rows, each has its own.
+    forms = {"name": "ViT-B/16", "qk_norm": True}, {"name": "ViT-B/32", "position": "relative"}
+    assert {chosen("TPU v4", images, **form) for images in (1, 2, 3, 8, 128) for form in forms} == {"fused"}
     assert chosen("TPU v5 lite", **large) == "fused"
     assert chosen("NVIDIA H100 80GB HBM3") == "cudnn"
     assert chosen("NVIDIA H100 80GB HBM3", dtype="float32") == "tokens_first"
@@ -786,8 +789,10 @@ def test_the_fastest_attention_is_chosen_by_device_and_sizes():
 def test_images_share_rows_as_the_kind_of_device_allows():
     """L/16 leaves 4 of 200 rows empty where a step of the kernel has no room for two images."""
 
+    sizes = models.attention_choice.AttentionSizes(64, 196, 16, 64, "bfloat16")
+
     def rows(device_kind=None):
-        packing = models.attention.choose_packing("fused", 196, 16, 64, device_kind)
+        packing = models.attention.choose_packing("fused", sizes, device_kind)
         return packing.images, packing.rows
 
     assert {rows(kind) for kind in ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v6 lite")} == {(2, 392)}

@@ -204,7 +204,7 @@ def test_a_run_says_that_no_kernel_computes_it():
 
 
 def test_a_run_says_that_a_chip_has_too_little_memory_for_the_kernel(tiny):
-    model = create("ViT-B/16", dtype="bfloat16", qk_norm=True)
+    model = create("ViT-B/16", dtype="bfloat16", resolution=384)
 
     def reason(kind):
         return run_summary.lacks_memory(tiny, model, kind, images=128)

@@ -12,6 +12,7 @@ from vit_jax.config.optimizers import OPTIMIZERS
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
+MOST_DECAY = 1 - 1e-7  # of a moment: at 1 it would stay zero, and the update would be 0 / 0
 
 # fmt: off
 _ROWS = (
@@ -185,7 +186,7 @@ _ROWS = (
     Field("model.attention", "auto", "heads_first, tokens_first, fused (TPU), cudnn (GPU) or auto (the fastest here)",
           affects=EXECUTION),
     Field("model.mlp", "auto",
-          "who places an MLP's operations and communication: jit (the compiler), shard_map (us), fused (TPU, a kernel "
+          "how an MLP is computed: jit (by the compiler), shard_map (explicit communication), fused (TPU, a kernel "
           "with the norm) or auto (the fastest here)",
           affects=EXECUTION),
     Field("model.remat", "none",
@@ -275,12 +276,12 @@ _ROWS = (
     Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
           choices=tuple(OPTIMIZERS), on_resume=REFUSED, synonyms="optim optimizer optimiser opt optax_name"),
     Field("optim.beta1", None, "decay of the first moment; unset: 0.9",
-          optional=float, minimum=0, maximum=1, synonyms="adam_beta1"),
+          optional=float, minimum=0, maximum=MOST_DECAY, synonyms="adam_beta1"),
     Field("optim.beta2", None,
           "decay of the second moment (adafactor: at most; lion: of its only moment); unset: 0.999, lion 0.99",
-          optional=float, minimum=0, maximum=1, synonyms="adam_beta2"),
+          optional=float, minimum=0, maximum=MOST_DECAY, synonyms="adam_beta2"),
     Field("optim.eps", None, "added to the root of the second moment; unset: 1e-8, lamb 1e-6",
-          optional=float, minimum=0, synonyms="adam_epsilon epsilon opt_eps"),
+          optional=float, minimum=1e-16, synonyms="adam_epsilon epsilon opt_eps"),
     Field("optim.momentum", None, "decay of the momentum of sgd, adafactor, muon; unset: 0.9, muon 0.95",
           optional=float, minimum=0, maximum=1),
     Field("optim.moment_dtype", None, "of the first moment: float32 or bfloat16; unset: float32, adafactor's bfloat16",

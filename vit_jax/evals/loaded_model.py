@@ -110,7 +110,7 @@ def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None
         config.data.source, config.evals = source or "", ConfigDict()
     first = mesh.local_devices[0]
-    model = check_kernels(model.for_device(first.device_kind, 1), first)
+    model = check_kernels(model.for_device(first.device_kind, DEFAULT_IMAGES), first)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
     digest = functools.partial(interop.digest_weights, path)
     return LoadedModel(

@@ -9,10 +9,11 @@ from .mlp import fused_mlp as fused_mlp
 from .mlp_sizes import MlpSizes as MlpSizes
 from .mlp_sizes import choose_step as choose_step
 from .packing import NARROW as NARROW
+from .packing import ROW_TILE as ROW_TILE
 from .packing import Division as Division
 from .packing import Packing as Packing
 from .packing import round_up as round_up
 from .relative import RelativeKind as RelativeKind
 from .relative import spread_table as spread_table
-from .tiles import choose_packing as choose_packing
-from .vmem import vmem_bytes as vmem_bytes
+from .shapes import choose_shape as choose_shape
+from .tiles import Shape as Shape

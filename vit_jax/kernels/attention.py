@@ -25,7 +25,8 @@ from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 from vit_jax.kernels.relative import RelativeKind
-from vit_jax.kernels.tiles import Shape, make_shape
+from vit_jax.kernels.shapes import make_shape
+from vit_jax.kernels.tiles import Shape
 from vit_jax.kernels.vmem import relative_bytes
 
 # The compiler may use twice as many bytes for its temporary arrays in a step of the grid, and as many more for each
@@ -90,7 +91,7 @@ def _forward(
     tables: tuple[Array, ...],
 ) -> tuple[Attended, tuple]:
     qkv = checkpoint_name(projected + bias.astype(projected.dtype), "qkv")
-    shape = make_shape(qkv.shape, packing, heads, change, relative)
+    shape = make_shape(qkv.shape, packing, heads, qkv.dtype.itemsize, change, relative)
     if relative is not None:
         tables = *tables[:-1], tables[-1].astype(qkv.dtype)
     attended, lse = kernel_or_plain(_forward_on_tpu, _forward_plain, shape, qkv, *tables)
@@ -107,7 +108,7 @@ def _backward(
     grad: Attended,
 ) -> tuple[FusedQKV, Bias, tuple[Array, ...]]:
     *saved, tables = residuals
-    shape = make_shape(saved[0].shape, packing, heads, change, relative)
+    shape = make_shape(saved[0].shape, packing, heads, saved[0].dtype.itemsize, change, relative)
     grad_qkv, sums, *trained = kernel_or_plain(_backward_on_tpu, _backward_plain, shape, *saved, grad, *tables)
     of_tables = [jnp.zeros(table.shape) for table in tables]
     for index, each in zip(shape.trained_tables, trained, strict=True):

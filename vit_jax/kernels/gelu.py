@@ -14,8 +14,8 @@ def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2 in the dtype of `x`.
 
     The gradient is computed in float32, with fewer operations than the derived one has: the vector units of v4 and v6e
-    take longer for these than the matrix units for the product whose result they multiply. Only reverse-mode
-    differentiation works.
+    take longer for these than the matrix units for the product whose result they multiply. From 1.8e13 on it is not a
+    number, as x³ overflows. Only reverse-mode differentiation works.
     """
     return gelu_and_share(x)[0]
 

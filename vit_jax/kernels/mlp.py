@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.dispatch import Kernel, Plain, kernel_or_plain, varying_like
@@ -30,7 +29,7 @@ from vit_jax.kernels.mlp_bodies import (
     forward_kernel,
     forward_plain,
 )
-from vit_jax.kernels.mlp_sizes import RESERVE, VMEM, MlpSizes, Shape, choose_step, mlp_vmem_bytes
+from vit_jax.kernels.mlp_sizes import RESERVE, MlpSizes, Shape, choose_step, mlp_vmem_bytes
 from vit_jax.kernels.packing import ROW_TILE
 
 Norm: TypeAlias = Float[Array, "2 width"]  # scale, then bias
@@ -39,7 +38,7 @@ WidthBias: TypeAlias = Float[Array, " width"]
 Operand: TypeAlias = Array | jax.ShapeDtypeStruct
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def fused_mlp(
     x: Rows,
     norm: Norm,
@@ -48,6 +47,7 @@ def fused_mlp(
     kernel2: Narrowing,
     bias2: WidthBias,
     epsilon: float,
+    memory: int,
 ) -> Rows:
     """Returns x + MLP(LayerNorm(x)) with the approximate GELU (equation 3, section 3.1).
 
@@ -63,22 +63,30 @@ def fused_mlp(
         kernel2: of the second dense layer.
         bias2: in float32.
         epsilon: what the LayerNorm adds to the variance.
+        memory: bytes of the vector memory of a core. Where the weights do not fit it, the plain form is used.
     """
-    return _forward(x, norm, kernel1, bias1, kernel2, bias2, epsilon)[0]
+    return _forward(x, norm, kernel1, bias1, kernel2, bias2, epsilon, memory)[0]
 
 
 def _forward(
-    x: Rows, norm: Norm, kernel1: Widening, bias1: HiddenBias, kernel2: Narrowing, bias2: WidthBias, epsilon: float
+    x: Rows,
+    norm: Norm,
+    kernel1: Widening,
+    bias1: HiddenBias,
+    kernel2: Narrowing,
+    bias2: WidthBias,
+    epsilon: float,
+    memory: int,
 ) -> tuple[Rows, tuple]:
-    shape = _make_shape(x, kernel1, epsilon)
+    shape = _make_shape(x, kernel1, epsilon, memory)
     weights = kernel1.astype(x.dtype), kernel2.astype(x.dtype)
     y, hidden = _run(_forward_on_tpu, forward_plain, shape, x, *weights, norm[:1], norm[1:], bias1[None], bias2[None])
     return y, (x, checkpoint_name(hidden, "hidden"), norm, kernel1, kernel2)
 
 
-def _backward(epsilon: float, residuals: tuple, grad: Rows) -> tuple[Array, ...]:
+def _backward(epsilon: float, memory: int, residuals: tuple, grad: Rows) -> tuple[Array, ...]:
     x, hidden, norm, kernel1, kernel2 = residuals
-    shape = _make_shape(x, kernel1, epsilon)
+    shape = _make_shape(x, kernel1, epsilon, memory)
     weights = kernel1.astype(x.dtype), kernel2.astype(x.dtype)
     grad_x, grad1, grad2, *sums = _run(
         _backward_on_tpu, backward_plain, shape, x, grad, hidden, *weights, norm[:1], norm[1:]
@@ -90,13 +98,12 @@ def _backward(epsilon: float, residuals: tuple, grad: Rows) -> tuple[Array, ...]
 fused_mlp.defvjp(_forward, _backward)
 
 
-def _sizes(x: Rows, hidden: int, grad_dtype: DTypeLike) -> MlpSizes:
-    return MlpSizes(len(x), x.shape[1], hidden, x.dtype.itemsize, jnp.dtype(grad_dtype).itemsize)
-
-
-def _make_shape(x: Rows, kernel1: Widening, epsilon: float) -> Shape:
-    rows, channels = choose_step(_sizes(x, kernel1.shape[1], kernel1.dtype)) or (0, 0)
-    return Shape(rows, channels, epsilon, kernel1.dtype.name)
+def _make_shape(x: Rows, kernel1: Widening, epsilon: float, memory: int) -> Shape:
+    width, hidden = kernel1.shape
+    sizes = MlpSizes(len(x), width, hidden, x.dtype.itemsize, kernel1.dtype.itemsize, memory)
+    rows, channels = choose_step(sizes) or (0, 0)
+    needed = mlp_vmem_bytes(rows, channels, sizes) + RESERVE
+    return Shape(rows, len(x) % rows if rows else 0, channels, min(needed, memory), epsilon, kernel1.dtype.name)
 
 
 def _run(kernel: Kernel, plain: Plain, shape: Shape, *operands: Array) -> list[Array]:
@@ -141,7 +148,7 @@ def _call(
         results: those with rows, and those that are complete after the last step.
         interpret: whether the kernel is interpreted.
     """
-    x, kernel1 = operands[0][0], operands[1][0]
+    x = operands[0][0]
     totals = [pltpu.VMEM(each.shape, jnp.float32) for each in results[1][:2]]
 
     def of_rows(array: Operand) -> pl.BlockSpec:
@@ -150,17 +157,14 @@ def _call(
     def whole(array: Operand) -> pl.BlockSpec:
         return pl.BlockSpec(array.shape, lambda step: (0, 0), pipeline_mode=None if interpret else pl.Buffered(1))
 
-    needed = mlp_vmem_bytes(shape.rows, shape.channels, _sizes(x, kernel1.shape[1], shape.grad_dtype))
     run = pl.pallas_call(
         functools.partial(kernel, shape),
-        grid=(len(x) // shape.rows,),
+        grid=(pl.cdiv(len(x), shape.rows),),
         in_specs=[*map(of_rows, operands[0]), *map(whole, operands[1])],
         out_specs=[*map(of_rows, results[0]), *map(whole, results[1])],
         out_shape=[varying_like(x, each) for each in (*results[0], *results[1])],
         scratch_shapes=totals,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=min(needed + RESERVE, VMEM)
-        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=shape.memory),
         name=name,
         interpret=interpret,
     )

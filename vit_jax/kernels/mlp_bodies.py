@@ -80,6 +80,14 @@ def _sums(x: Array) -> Array:
     return jnp.pad(x.reshape(-1, tile, x.shape[-1]).sum(0), ((0, ROW_TILE - tile), (0, 0)))
 
 
+def _only_rows(shape: Shape, x: Array) -> Array:
+    """Returns the rows of a step with zeros in those after the last row, where nothing was loaded."""
+    if not shape.last_rows:
+        return x
+    count = jnp.where(pl.program_id(0) == pl.num_programs(0) - 1, shape.last_rows, shape.rows)
+    return jnp.where(jax.lax.broadcasted_iota(jnp.int32, x.shape, 0) < count, x, jnp.zeros_like(x))
+
+
 def forward_kernel(
     shape: Shape, x: Any, kernel1: Any, kernel2: Any, scale: Any, bias: Any, bias1: Any, bias2: Any, y: Any, hidden: Any
 ) -> None:
@@ -122,12 +130,12 @@ def backward_kernel(
         for each in (scale_sums, bias_sums, bias1_sums, bias2_sums, total1, total2):
             each[...] = jnp.zeros_like(each)
 
-    rows, upstream = x[...], grad[...]
+    rows, upstream = _only_rows(shape, x[...]), _only_rows(shape, grad[...])
     normal, inverse = _normalize(rows, shape.epsilon)
     transposed = (normal * scale[...] + bias[...]).astype(rows.dtype).T
     grad_normal = jnp.zeros(rows.shape, jnp.float32)
     for columns in shape.columns(kernel1.shape[1]):
-        active, slope = gelu_and_slope(hidden[:, columns])
+        active, slope = gelu_and_slope(_only_rows(shape, hidden[:, columns]))
         grad_hidden = slope.astype(jnp.float32) * dot_transposed(upstream, kernel2[columns, :])
         bias1_sums[:, columns] += _sums(grad_hidden)
         grad_hidden = grad_hidden.astype(rows.dtype)

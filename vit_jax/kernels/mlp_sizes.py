@@ -9,7 +9,6 @@ from vit_jax.kernels.packing import LANES
 MAX_ROWS, MAX_CHANNELS = 512, 1024
 MIN_ROWS = 128  # fewer rows in a step were not tried
 SUBLANES = 16  # rows of a tile in bfloat16
-VMEM = 128 * 2**20  # bytes of a core of v6e
 RESERVE = 6 * 2**20  # bytes by which the compiler may need more than the estimate
 FLOAT32 = 4  # bytes
 
@@ -18,7 +17,9 @@ class Shape(NamedTuple):
     """The sizes of a call, and how the grid divides it."""
 
     rows: int  # of one step of the grid; 0: the kernel does not suit the sizes
+    last_rows: int  # of the last step, if it has fewer; 0: it has as many
     channels: int  # hidden channels of one product
+    memory: int  # bytes of vector memory that the kernel may use
     epsilon: float  # of the LayerNorm
     grad_dtype: str  # of the gradients of the kernels (matrices of weights)
 
@@ -40,18 +41,25 @@ class MlpSizes(NamedTuple):
     hidden: int
     itemsize: int  # bytes of a channel
     grad_itemsize: int  # bytes of a number of the kernels' gradients
+    memory: int  # bytes of a core's vector memory
 
 
 def choose_step(sizes: MlpSizes) -> tuple[int, int] | None:
-    """Returns the rows of a step of the grid and the hidden channels of a product; None if the kernel does not suit the
-    sizes: they are no multiples of tiles, or the weights do not fit the vector memory of v6e.
+    """Returns the rows of a step of the grid and the hidden channels of a product.
+
+    If no step divides the rows, the last one has fewer. Returns None if the kernel does not suit the sizes: there are
+    fewer rows than a step has, the channels are no multiples of tiles, or the weights do not fit the vector memory.
     """
     channels = divide(sizes.hidden, MAX_CHANNELS, LANES)
     if sizes.width % LANES or not channels:
         return None
-    steps = (divide(sizes.rows, most, SUBLANES) for most in range(MAX_ROWS, 0, -SUBLANES))
-    fitting = (rows for rows in steps if rows >= MIN_ROWS and mlp_vmem_bytes(rows, channels, sizes) + RESERVE <= VMEM)
-    rows = next(fitting, 0)
+    steps = [
+        rows
+        for rows in range(MAX_ROWS, MIN_ROWS - 1, -SUBLANES)
+        if rows <= sizes.rows and mlp_vmem_bytes(rows, channels, sizes) + RESERVE <= sizes.memory
+    ]
+    dividing = [rows for rows in steps if sizes.rows % rows == 0]
+    rows = next(iter(dividing or steps), None)
     return (rows, channels) if rows else None
 
 

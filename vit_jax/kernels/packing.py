@@ -19,6 +19,7 @@ class Division(NamedTuple):
 
     queries: int = LANES  # of a tile of scores, at most: the columns of the matrix unit
     registers: int = 1300  # vector registers of scores in a step of the grid, at most, if images share it
+    memory: int = 16 * 2**20  # bytes of a core's vector memory
 
 
 NARROW = Division()

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array
 
 from vit_jax.kernels.changes import QKChange
-from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division, Packing, round_up
+from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Packing
 from vit_jax.kernels.relative import RelativeKind
 
 Value = TypeVar("Value")
@@ -21,12 +21,6 @@ Value = TypeVar("Value")
 # not wait for a softmax. On chips with little vector memory it is one tile, where so many heads share lanes: a layer of
 # H/14 with 256 tokens takes 0.348 million cycles and 13.5 MiB on v4, with seven tiles 0.353 and 15.5.
 LOOKAHEAD, MANY_HEADS = {128: 7, 256: 5}, 8
-# A step of the grid is what the compiler unrolls and schedules together. Packs share a step up to so many heads,
-# counted in each image and in whole groups. An image is divided into several steps above so many vector registers of
-# scores. Images share a pack up to so many vector registers.
-STEP_HEADS, MAX_STEP_REGISTERS, PACK_REGISTERS = 100, 2048, 2600
-# By how much more queries may be computed, with the empty ones, in wide tiles than in tiles of 128.
-WIDE_TILES = 1.25
 
 
 class Shape(NamedTuple):
@@ -97,61 +91,6 @@ def count_registers(packing: Packing, heads: int, queries: int = LANES) -> int:
     """Returns how many vector registers hold the scores of a pack."""
     windows = ((count_blocks(packing, image, queries), packing.window(image)) for image in range(packing.images))
     return heads * queries // LANES * sum(blocks * len(window) // ROW_TILE for blocks, window in windows)
-
-
-def choose_packing(tokens: int, heads: int, images: int, division: Division = NARROW) -> Packing:
-    """Returns the packing with the fewest empty rows, among those whose packs the kernels take whole in one step.
-
-    Packs of one image, which long sequences need, are allowed in any case.
-
-    Args:
-        tokens: the number of tokens of an image.
-        heads: the number of heads on one device.
-        images: the number of images on one device; the number of images in a pack divides it.
-        division: how the kernels divide their work on these devices.
-    """
-    packings = [Packing(tokens, count, round_up(count * tokens, ROW_TILE), division) for count in (1, 2, 4, 8)]
-    most = min(division.registers, PACK_REGISTERS)
-    fitting = [
-        each
-        for each in packings
-        if images % each.images == 0 and (each.images == 1 or count_registers(each, heads) <= most)
-    ]
-    return min(fitting, key=lambda each: each.rows / each.images)
-
-
-def choose_queries(packing: Packing) -> int:
-    """Returns how many queries a tile has: as many as the division allows, unless too many of them would be empty."""
-    narrow, wide = (round_up(packing.longest_window, each) for each in (LANES, packing.division.queries))
-    return packing.division.queries if wide <= WIDE_TILES * narrow else LANES
-
-
-def make_shape(
-    qkv_shape: tuple[int, ...],
-    packing: Packing,
-    heads: int,
-    change: QKChange | None = None,
-    relative: RelativeKind | None = None,
-) -> Shape:
-    """Returns the sizes of a call, with steps of the grid long enough to schedule and short enough to compile.
-
-    Args:
-        qkv_shape: (packs, rows, 3 x heads x head_dim).
-        packing: the packing of the rows.
-        heads: the number of heads.
-        change: the change of queries and keys; None: there is none.
-        relative: the relative positions, which are computed for 128 queries at a time; None: there are none.
-    """
-    packs, _, qkv_width = qkv_shape
-    queries = choose_queries(packing) if relative is None else LANES
-    shape = Shape(heads, qkv_width // (3 * heads), packing, 1, 1, queries, change, relative)
-    registers = count_registers(packing, heads, queries)
-    if registers > MAX_STEP_REGISTERS and packing.images == 1:
-        divided = shape if shape.blocks > 1 else shape._replace(queries=LANES)
-        return divided._replace(query_steps=divided.blocks)
-    heads_of_pack = packing.images * round_up(heads, shape.group_size)
-    most = min(packing.division.registers // registers, STEP_HEADS // heads_of_pack)
-    return shape._replace(packs=max(count for count in range(1, 1 + max(1, most)) if packs % count == 0))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """How much of a core's vector memory the attention kernels need."""
 
-from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
-from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division
-from vit_jax.kernels.relative import RelativeKind, count_phases, count_rows, table_rows
-from vit_jax.kernels.tiles import Shape, choose_packing, make_shape
+from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, lanes_of_heads
+from vit_jax.kernels.packing import LANES, ROW_TILE
+from vit_jax.kernels.relative import count_phases, count_rows, table_rows
+from vit_jax.kernels.tiles import Shape
 
 # Arrays of [rows, queries] in float32 that the compiler keeps in the backward pass for each block of queries of an
 # image, where a step of the grid has all blocks. libtpu 0.0.42 reports for v4 11 to 17 for 196 tokens of 64 channels.
@@ -23,36 +23,20 @@ RELATIVE, RELATIVE_OF_IMAGE = 40, 9
 FLOAT32 = 4  # bytes
 
 
-def vmem_bytes(
-    images: int,
-    tokens: int,
-    heads: int,
-    head_dim: int,
-    itemsize: int,
-    change: QKChange | None = None,
-    relative: RelativeKind | None = None,
-    division: Division = NARROW,
-) -> int:
+def vmem_bytes(shape: Shape, itemsize: int) -> int:
     """Returns an estimate of the bytes that the backward pass needs, which needs more than the forward pass.
 
     Args:
-        images: the number of images on one device, in one of the `accum_steps` parts of a batch.
-        tokens: the number of tokens of an image.
-        heads: the number of heads on one device.
-        head_dim: the channels of a head.
+        shape: the sizes of the call.
         itemsize: the bytes of a channel.
-        change: the change of queries and keys; None: there is none.
-        relative: the kind of the relative positions; None: there are none.
-        division: how the kernels divide their work.
     """
-    packing = choose_packing(tokens, heads, images, division)
-    rows = packing.rows
-    shape = make_shape((images // packing.images, rows, 3 * heads * head_dim), packing, heads, change, relative)
+    rows, heads, head_dim = shape.packing.rows, shape.heads, shape.head_dim
+    change, relative = shape.change, shape.relative
     pack = 8 * rows * shape.width * itemsize  # projections, result, and their gradients
     lse = shape.lse_rows * heads * shape.queries * FLOAT32
     bias = 3 * shape.width * ROW_TILE * FLOAT32
     sums = 2 * rows * shape.width * FLOAT32 if shape.query_steps > 1 else 0
-    tiles = _count_tiles(shape) * len(packing.window(0)) * shape.queries * FLOAT32
+    tiles = _count_tiles(shape) * len(shape.packing.window(0)) * shape.queries * FLOAT32
     changed = tables = 0
     if change is not None:
         window = lanes_of_heads(head_dim, shape.width)
@@ -61,7 +45,7 @@ def vmem_bytes(
         tables = (NORM_ROWS * change.norm_tables + 2 * rows * change.rotates) * window * FLOAT32
     if relative is not None:
         lanes = count_phases(head_dim) * head_dim * (heads if relative.per_head else 1)
-        tables += table_rows(packing, head_dim) * lanes * (itemsize + FLOAT32)
+        tables += table_rows(shape.packing, head_dim) * lanes * (itemsize + FLOAT32)
     tiles += relative_bytes(shape)
     return round(2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax import kernels
 from vit_jax.kernels import Packing
-from vit_jax.models.attention_choice import AttentionSizes, choose_division, fits_every_tpu
+from vit_jax.models.attention_choice import AttentionSizes, choose_division, choose_shape
 from vit_jax.models.head_change import QKV, HeadChange
 from vit_jax.models.layers import Rows, Tokens, add_bias, as_matrix, product
 from vit_jax.models.part_specs import AttentionKind
@@ -226,16 +226,17 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: At
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
     The compiled program does not contain the other forms. On TPUs the kernel is used, unless it does not compute what
-    is added to the scores, or needs more memory than the smallest TPUs have: the kind of TPU is not known here. A
-    pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
-    differentiation works.
+    is added to the scores, or needs more memory than the TPUs for which the model is traced have (where it is traced
+    for other devices, than the smallest TPUs have). A pattern without relative positions is computed in blocks from
+    `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
     if change.pattern and not change.relative and packing.tokens >= IN_BLOCKS:
         qkv = project(packing.unpack(x), kernel, bias, change)
         return packing.pack(change.pattern.attend(qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
     sizes = AttentionSizes(
-        *(len(x) // packing.rows, packing.tokens, heads, head_dim, x.dtype.name),
+        *(len(x) // packing.rows * packing.images, packing.tokens),
+        *(heads, head_dim, x.dtype.name),
         change=change.qkv.for_kernel,
         relative=change.relative_kind,
         unsupported_scores=not change.fits_kernel,
@@ -245,14 +246,14 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: At
         return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
 
     def repacked(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
-        suited = choose_packing("fused", packing.tokens, heads, sizes.images * packing.images)
+        suited = choose_packing("fused", sizes)
         return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, change), packing)
 
     otherwise = plain(_projected(tokens_first))
     return jax.lax.platform_dependent(
         *(x, kernel, bias),
         cpu=plain(_projected(heads_first)),
-        tpu=repacked if fits_every_tpu(sizes) else otherwise,
+        tpu=repacked if choose_shape(sizes, traced_device_kind()) else otherwise,
         default=otherwise,
     )
 
@@ -266,20 +267,20 @@ ATTENTIONS: dict[AttentionKind, Attention] = {
 }
 
 
-def choose_packing(
-    kind: AttentionKind, tokens: int, heads: int, images: int, device_kind: str | None = None
-) -> Packing:
+def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str | None = None) -> Packing:
     """Returns the packing in which an implementation of attention needs the tokens of the images.
 
     Args:
         kind: the implementation of attention.
-        tokens: the number of tokens of an image.
-        heads: the number of heads on one device.
-        images: the number of images on one device.
+        sizes: the sizes of the attention on one device.
         device_kind: the kind of device, as JAX names it; None: that of the devices for which a model is traced.
     """
+    tokens = sizes.tokens
     if kind == "fused":
-        return kernels.choose_packing(tokens, heads, images, choose_division(device_kind or traced_device_kind()))
+        device_kind = device_kind or traced_device_kind()
+        shape = choose_shape(sizes, device_kind)
+        alone = Packing(tokens, 1, kernels.round_up(tokens, kernels.ROW_TILE), choose_division(device_kind))
+        return shape.packing if shape else alone
     # cuDNN's backward pass refuses odd numbers of rows.
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 

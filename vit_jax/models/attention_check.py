@@ -21,7 +21,7 @@ from vit_jax.models.attention import (
     QKVKernel,
     choose_packing,
 )
-from vit_jax.models.attention_choice import AttentionSizes, attention_sizes
+from vit_jax.models.attention_choice import AttentionSizes, attention_sizes, choose_shape
 from vit_jax.models.head_change import HeadChange
 from vit_jax.models.layers import Rows, Tokens
 from vit_jax.models.part_specs import AttentionKind
@@ -31,7 +31,7 @@ from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import replace_fields
 from vit_jax.tree import ArrayTree
 
-IMAGES = 8
+IMAGES, MANY_IMAGES = 8, 1024
 PARAMETERS = "input", "kernel", "bias", "norms", "relative positions"
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
 
@@ -39,13 +39,17 @@ EMPTY = 3.0  # the value in empty rows, which must not be attended to
 def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[str, float]:
     """Compares a model's attention with the plain form on a device, and returns the differences; see `compare`.
 
+    The TPU kernel computes one step of its grid, with as many images as a step has at most.
+
     Args:
         spec: the `ModelSpec` of the model.
         device: the device that executes both forms.
         tensor: the number of devices over which the heads are split. The heads of one device are compared.
     """
     kind, sizes = spec.attention.kind, attention_sizes(spec, IMAGES, tensor)
-    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images, device.device_kind)
+    if kind == "fused" and (shape := choose_shape(sizes._replace(images=MANY_IMAGES), device.device_kind)):
+        sizes = sizes._replace(images=shape.packs * shape.packing.images)
+    packing = choose_packing(kind, sizes, device.device_kind)
     jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec, sizes.heads)))
     differences = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in differences.items()}
@@ -121,7 +125,7 @@ def compare(
 
     actual = differentiate(attention, packing, x.dtype)
     with jax.default_matmul_precision("highest"):
-        plain = choose_packing("tokens_first", packing.tokens, 1, 1)
+        plain = Packing(packing.tokens, 1, packing.tokens)
         expected = differentiate(ATTENTIONS["tokens_first"], plain, jnp.float32)
     names = "the result", *(f"the gradient of the {name}" for name in PARAMETERS)
     pairs = zip(names, actual, expected, strict=True)
@@ -147,7 +151,7 @@ def make_attention_calls(
         sizes: the sizes of the images and of the attention on the device.
         device: the device that executes the calls.
     """
-    packing = choose_packing(kind, sizes.tokens, sizes.heads, sizes.images, device.device_kind)
+    packing = choose_packing(kind, sizes, device.device_kind)
     x, kernel, bias, grad = jax.device_put(draw_operands(sizes), device)
     rows, grad_rows = jax.jit(packing.pack)(x), jax.jit(packing.pack)(grad)
 

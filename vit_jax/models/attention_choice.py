@@ -23,33 +23,22 @@ class AttentionSizes(NamedTuple):
     unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
 
 
-def _fits(kind: str, mebibytes: int) -> Callable[[AttentionSizes], bool]:
-    """Returns a test of sizes: the kernel computes all that is added to the scores, in `mebibytes` of vector memory."""
-    division = choose_division(kind)
-
-    def allows(sizes: AttentionSizes) -> bool:
-        itemsize = jnp.dtype(sizes.dtype).itemsize
-        needed = kernels.vmem_bytes(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
-        return not sizes.unsupported_scores and needed <= mebibytes * 2**20
-
-    return allows
-
-
 def _suits_cudnn(sizes: AttentionSizes) -> bool:
     added = sizes.unsupported_scores or sizes.relative is not None
     return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
-# Beginning of the kind of device -> how the kernel divides its work there; the first row that applies. Larger steps
-# need more vector memory, of which v4 has 16 MiB and v5p 64. The matrix units of v6e have 256 columns, those of the
-# others 128. Cycles of a layer, forward and backward, by schedule (libtpu 0.0.42, no chip), with 1,300 registers and
-# 128 queries, and as below: B/16, 128 images, on v5e 0.940 and 0.899 million, on v5p 0.476 and 0.461, on v6e 0.769 and
-# 0.494; L/16, 64 images, 0.648 and 0.601, 0.329 and 0.313, 0.540 and 0.347.
+# Beginning of the kind of device -> how the kernel divides its work there; the first row that applies. The last row is
+# of v4, whose cores have the least vector memory, and of devices that are not known. Larger steps need more of it. The
+# matrix units of v6e have 256 columns, those of the others 128. Cycles of a layer, forward and backward, by schedule
+# (libtpu 0.0.42, no chip), with 1,300 registers and 128 queries, and as below: B/16, 128 images, on v5e 0.940 and 0.899
+# million, on v5p 0.476 and 0.461, on v6e 0.769 and 0.494; L/16, 64 images, 0.648 and 0.601, 0.329 and 0.313, 0.540 and
+# 0.347.
 DIVISIONS: tuple[tuple[str, kernels.Division], ...] = (
-    ("TPU v5 lite", kernels.Division(128, 5200)),
-    ("TPU v5e", kernels.Division(128, 5200)),
-    ("TPU v5", kernels.Division(128, 2600)),
-    ("TPU v6", kernels.Division(256, 5200)),
+    ("TPU v5 lite", kernels.Division(128, 5200, 128 * 2**20)),
+    ("TPU v5e", kernels.Division(128, 5200, 128 * 2**20)),
+    ("TPU v5", kernels.Division(128, 2600, 64 * 2**20)),
+    ("TPU v6", kernels.Division(256, 5200, 128 * 2**20)),
     ("", kernels.NARROW),
 )
 
@@ -57,6 +46,21 @@ DIVISIONS: tuple[tuple[str, kernels.Division], ...] = (
 def choose_division(device_kind: str) -> kernels.Division:
     """Returns how the TPU kernel divides its work on a kind of device, as JAX names it."""
     return next(division for kind, division in DIVISIONS if device_kind.startswith(kind))
+
+
+def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.Shape | None:
+    """Returns how the TPU kernel divides its work on a kind of device, as JAX names it.
+
+    Returns None if it needs more vector memory than the device has, or does not compute what is added to the scores.
+    """
+    itemsize, division = jnp.dtype(sizes.dtype).itemsize, choose_division(device_kind)
+    if sizes.unsupported_scores:
+        return None
+    return kernels.choose_shape(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
+
+
+def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
+    return lambda sizes: choose_shape(sizes, kind) is not None
 
 
 # Beginning of the kind of device, implementation, condition on the sizes; the first row that applies is chosen.
@@ -67,25 +71,21 @@ def choose_division(device_kind: str) -> kernels.Division:
 #
 #                       196 tokens, 12 x 64      257 tokens, 16 x 80        577 tokens, 16 x 64
 #                       (128 images)             (32 images)                (32 images)
-#     fused             194, 609                 443, 1,405                 1,480, 5,987
+#     fused             194, 586                 443, 1,382                 1,480, 5,987
 #     flash attention   1,970 (646), 6,874       3,444 (1,218), 11,470      5,402 (2,407), 22,306
 #     splash attention  2,072 (928), 3,407       3,735 (1,632), 5,902       5,298 (2,796), 9,764
 #     jax.nn, xla       1,237, 3,913             3,293, 7,220               7,463, 24,843
 #     tokens_first      1,801, 4,481             4,262, 8,190               12,351, 29,730
 #
-# The kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 32 images: 1,159,
-# 760, 1,318, 1,415; without, 612.
+# The kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 128 images: 1,171,
+# 755, 1,313, 1,429; without, 586.
 #
 # CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
 # jax.nn.dot_product_attention 307 ms. GPUs: the same of 256 images in bfloat16 on an H200: cudnn 0.78 ms, tokens_first
 # 1.88 ms (results/hardware/h200.json).
 TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] = (
     ("cpu", "heads_first", lambda sizes: True),
-    ("TPU v4", "fused", _fits("TPU v4", 16)),
-    ("TPU v5 lite", "fused", _fits("TPU v5 lite", 128)),
-    ("TPU v5e", "fused", _fits("TPU v5e", 128)),
-    ("TPU v5", "fused", _fits("TPU v5", 64)),
-    ("TPU v6", "fused", _fits("TPU v6", 128)),
+    *((kind, "fused", _suits_kernel(kind)) for kind in ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v6")),
     ("TPU", "tokens_first", lambda sizes: True),
     ("NVIDIA", "cudnn", _suits_cudnn),
     ("", "tokens_first", lambda sizes: True),
@@ -100,11 +100,6 @@ def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
 def has_kernel(device_kind: str) -> bool:
     """Returns whether there is a kernel for a kind of TPU, if it fits the vector memory."""
     return any(device_kind.startswith(kind) for kind, attention, _ in TABLE if attention == "fused")
-
-
-def fits_every_tpu(sizes: AttentionSizes) -> bool:
-    """Returns whether all TPUs in the table can use the kernel: it computes what is added to the scores, and fits."""
-    return all(allows(sizes) for _, attention, allows in TABLE if attention == "fused")
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:

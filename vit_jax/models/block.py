@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing
 from vit_jax.models.attention import AttentionWeights, choose_packing
+from vit_jax.models.attention_choice import attention_sizes
 from vit_jax.models.layers import LayerNorm, NormParameters, Rows, add_bias, dropout
 from vit_jax.models.mlp import FusedMlp, Mlp, is_fused
 from vit_jax.models.part_specs import BlockKind
@@ -147,8 +148,12 @@ class AxialBlock(nn.Module):
             The lines, and the attention weights within each line.
         """
         lines, patches, width = x.shape[1:]
-        heads, images = local_size("heads", self.spec.attention.num_heads), local_size("batch", len(x))
-        packing = choose_packing(self.spec.attention.kind, patches, heads, images * lines)
+        sizes = attention_sizes(self.spec, local_size("batch", len(x)))._replace(
+            images=local_size("batch", len(x)) * lines,
+            tokens=patches,
+            heads=local_size("heads", self.spec.attention.num_heads),
+        )
+        packing = choose_packing(self.spec.attention.kind, sizes)
         block = Block(self.spec, packing, lines, name=name)
         output, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
         return packing.unpack(output).reshape(x.shape), weights.reshape(len(x), lines, *weights.shape[1:])

@@ -10,6 +10,7 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import Packing, fused_mlp, gelu_tanh
+from vit_jax.models.attention_choice import choose_division
 from vit_jax.models.layers import (
     DenseParameters,
     NormArrays,
@@ -22,7 +23,7 @@ from vit_jax.models.layers import (
 )
 from vit_jax.models.part_specs import Activation, MlpKind
 from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, local_size, per_device, sum_over
+from vit_jax.sharding import constrain, local_size, per_device, sum_over, traced_device_kind
 
 Hidden: TypeAlias = Float[Array, "rows mlp"]
 
@@ -140,7 +141,8 @@ class FusedMlp(nn.Module):
         (kernel1, bias1), (kernel2, bias2) = dense1(), dense2()
 
         def run(x: Rows, vectors: Float[Array, "3 width"], kernel1: Array, bias1: Array, kernel2: Array) -> Rows:
-            y = fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], self.spec.block.norm_epsilon)
+            memory = choose_division(traced_device_kind()).memory
+            y = fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], self.spec.block.norm_epsilon, memory)
             return sum_over("mlp", y)  # one device has all hidden channels, see `is_fused`: the sum states it
 
         # Vectors of the width are passed like rows, so that they are not rounded where they are gathered.

@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels import fused_mlp
+from vit_jax.models.attention_choice import choose_division
 from vit_jax.models.layers import Rows, layer_norm
 from vit_jax.models.mlp import ACTIVATIONS, by_compiler
 from vit_jax.models.spec import ModelSpec
 
-ROWS = 1024  # several steps of the kernel's grid
+ROWS = 1224  # two steps of the kernel's grid, and some rows of a third
 NAMES = (
     "the result of the MLP",
     "the gradient of the MLP's input",
@@ -28,7 +29,8 @@ def measure_mlp_differences(spec: ModelSpec, device: jax.Device) -> dict[str, fl
     Returns:
         Name -> relative difference: the Euclidean norm of the difference, divided by the norm of the plain array.
     """
-    differences = jax.jit(functools.partial(_compare, spec.block.norm_epsilon))(*_draw(spec, device))
+    memory = choose_division(device.device_kind).memory
+    differences = jax.jit(functools.partial(_compare, spec.block.norm_epsilon, memory))(*_draw(spec, device))
     return {name: float(value) for name, value in zip(NAMES, differences, strict=True)}
 
 
@@ -52,14 +54,14 @@ def _draw(spec: ModelSpec, device: jax.Device) -> list[Array]:
     return [rows(), rows(), norm, *first, kernel(hidden, width, scale=hidden**-0.5), draw(width, scale=0.1)]
 
 
-def _compare(epsilon: float, grad: Rows, *operands: Array) -> list[Float[Array, ""]]:
+def _compare(epsilon: float, memory: int, grad: Rows, *operands: Array) -> list[Float[Array, ""]]:
     widen, narrow = by_compiler(ACTIVATIONS["gelu_tanh"])
 
     def plain(x: Rows, norm: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array) -> Rows:
         return x + narrow(widen(layer_norm(x, norm[0], norm[1], epsilon), kernel1, bias1), kernel2, bias2)
 
     def fused(*operands: Array) -> Rows:
-        return fused_mlp(*operands, epsilon)
+        return fused_mlp(*operands, epsilon, memory)
 
     def differentiate(function: Any, dtype: Any, *operands: Array) -> list[Array]:
         result, transpose = jax.vjp(function, *operands)

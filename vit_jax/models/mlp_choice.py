@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from vit_jax.kernels import MlpSizes, choose_step
 from vit_jax.models.attention import choose_packing
+from vit_jax.models.attention_choice import attention_sizes, choose_division
 from vit_jax.models.part_specs import MlpKind
 from vit_jax.models.spec import ModelSpec
 
@@ -26,11 +27,12 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
     if not device_kind.startswith(FUSED) or not spec.block.allows_fused_mlp or tensor > 1:
         return "jit"
     itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
-    sizes = MlpSizes(count_rows(device_kind, spec, images), spec.width, spec.mlp_dim, itemsize, grad_itemsize)
+    rows, memory = count_rows(device_kind, spec, images), choose_division(device_kind).memory
+    sizes = MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, memory)
     return "fused" if choose_step(sizes) else "jit"
 
 
 def count_rows(device_kind: str, spec: ModelSpec, images: int) -> int:
     """Returns the rows in which the blocks of a model hold images on one device."""
-    packing = choose_packing(spec.attention.kind, spec.tokens, spec.attention.num_heads, images, device_kind)
+    packing = choose_packing(spec.attention.kind, attention_sizes(spec, images), device_kind)
     return images // packing.images * packing.rows

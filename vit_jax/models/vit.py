@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError
 from vit_jax.models.attention import choose_packing
+from vit_jax.models.attention_choice import attention_sizes
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, classifier, dropout, product
@@ -86,12 +87,11 @@ class ViT(nn.Module):
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         spec = self._sized_spec(images)
         patches, before = math.prod(spec.grid), spec.prefix_rows
-        attention, images_here = spec.attention, local_size("batch", len(images))
+        sizes = attention_sizes(spec, local_size("batch", len(images)))
+        # Axial blocks pack lines themselves.
+        kind = spec.attention.kind if spec.block.kind == "standard" else "tokens_first"
         packing = choose_packing(
-            attention.kind if spec.block.kind == "standard" else "tokens_first",  # axial blocks pack lines themselves
-            before + patches,
-            local_size("heads", attention.num_heads),
-            images_here,
+            kind, sizes._replace(tokens=before + patches, heads=local_size("heads", spec.attention.num_heads))
         )
         unshared = packing.unshared
         x = STEMS[spec.stem.kind](spec, normalise(spec, images))

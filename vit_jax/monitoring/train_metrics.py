@@ -39,7 +39,7 @@ class TrainMetrics:
         """Fetches the metrics that are still on the devices, and writes them if they are due.
 
         Raises:
-            NonFiniteLoss: a loss, gradient or update was not finite, in more steps in a row than
+            NonFiniteLoss: a loss, gradient or learning rate was not finite, in more steps in a row than
                 `optim.max_nonfinite_skips` allows.
         """
         if self._pending is None:
