@@ -13,11 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models.layers import Dense
-from vit_jax.sharding import constrain, gather
+from vit_jax.sharding import constrain, gather, traced_device_kind
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
 StridedMap: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
 Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
+
+# Beginning of the names of the kinds of device whose compiler (libtpu 0.0.42) ends by a stack overflow where it fuses a
+# norm's gradient with that of a strided convolution after it. A barrier keeps them apart.
+CRASHING = "TPU v6"
 
 # Constrained after every layer: else the gradients follow the kernels' shards and are gathered over the batch.
 DIMENSIONS = ("batch", "rows", "columns", "channels")
@@ -82,6 +86,8 @@ class StdConv(nn.Module):
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = self.standardise(self.param("kernel", self.kernel_init, shape)).astype(x.dtype)
         kernel = gather(kernel, f"{self.name}/kernel", x.dtype)
+        if self.stride > 1 and traced_device_kind().startswith(CRASHING):
+            x = jax.lax.optimization_barrier(x)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2
         x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layouts)
