@@ -1,6 +1,10 @@
 """BiT: published parameter counts, numbers of both forms, and properties that hold for every way to compute them."""
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 from typing import get_args
 
 import chex
@@ -9,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.models.test_models import apply, gradients, images_of, params_of, shapes_of
 from vit_jax import UserError, models, tree
 from vit_jax.models import create
 from vit_jax.models.bit import BORDERS, FORMS, REMATS, ROOTS, standardise
+from vit_jax.planning import targets
 
 # Parameters: pre-activation, features alone and with 1000 classes; post-activation with 1000 classes. Computed from the
 # published arrays' shapes.
@@ -222,3 +228,13 @@ def test_every_word_that_the_spec_accepts_is_implemented():
     tables = {spec.UnitKind: FORMS, spec.RootKind: ROOTS, spec.Border: BORDERS, spec.BitRemat: REMATS}
     for words, table in tables.items():
         assert get_args(words) == tuple(table)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
+def test_a_strided_unit_compiles_for_v6e():
+    """Without a barrier before its strided convolution the compiler ends by a stack overflow."""
+    environment = os.environ | targets.NO_POD | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.models.compiled_resnet", "v6e:2x2"]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
