@@ -37,7 +37,7 @@ What `vit_jax.plan` predicts ([how far to trust it](plans.md#how-far-to-trust-it
 --config=configs/RECIPE.py --topology=v5e:16x16 --price=PRICE` does. By operations: it was not, nor whether it fits was
 asked; it is taken to execute as many operations a second as the other recipe. Where both are known, this gives 0.78
 (vit_b16_imagenet21k) and 0.89 (vit_b32_imagenet2012) of the compiled time from the same model's recipe for JFT, which
-has no dropout; between models it is worse: 1.17 for H/14 from L/16, 0.37 for B/32 from B/16, 3.05 for R50+B/16 from
+has no dropout; between models it is worse: 1.08 for H/14 from L/16, 0.37 for B/32 from B/16, 3.05 for R50+B/16 from
 R50x1. The paper states neither chips nor hours but for Table 2.
 """
 TRANSFER = """## Frozen features beside fine-tuning
