@@ -148,11 +148,8 @@ class AxialBlock(nn.Module):
             The lines, and the attention weights within each line.
         """
         lines, patches, width = x.shape[1:]
-        sizes = attention_sizes(self.spec, local_size("batch", len(x)))._replace(
-            images=local_size("batch", len(x)) * lines,
-            tokens=patches,
-            heads=local_size("heads", self.spec.attention.num_heads),
-        )
+        images, heads = local_size("batch", len(x)) * lines, local_size("heads", self.spec.attention.num_heads)
+        sizes = attention_sizes(self.spec, images)._replace(images=images, tokens=patches, heads=heads)
         packing = choose_packing(self.spec.attention.kind, sizes)
         block = Block(self.spec, packing, lines, name=name)
         output, weights = block(packing.pack(x.reshape(-1, patches, width)), drop_rate)
