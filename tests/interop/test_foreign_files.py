@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import stat
+import sys
 
 import chex
 import numpy as np
@@ -12,9 +13,11 @@ import safetensors
 import safetensors.numpy
 
 import vit_jax
+from tests.conftest import ROOT
 from tests.interop.test_safetensors import save_without_notes, small
 from tests.interop.test_torch_layouts import random_params
 from vit_jax import UserError, models, tree
+from vit_jax.interop import mapping
 from vit_jax.interop.archives import open_archive
 from vit_jax.interop.timm import architectures, config
 
@@ -165,3 +168,17 @@ def test_a_file_has_the_permissions_of_the_others(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
     with open_archive(tmp_path / "x.npz") as archive:
         assert not archive.notes
+
+
+def test_threads_read_the_arrays_that_they_ask_for(monkeypatch):
+    """Many threads that often interrupt one another: from Python 3.12 on, they may not share a ZipFile."""
+    monkeypatch.setattr(mapping, "READ_THREADS", 8)
+    before = sys.getswitchinterval()
+    path = ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz"
+    _, expected = vit_jax.load(path)
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(20):
+            chex.assert_trees_all_equal(vit_jax.load(path)[1], expected)
+    finally:
+        sys.setswitchinterval(before)

@@ -44,12 +44,21 @@ class Entry(NamedTuple):
 
 
 class NpzArchive(Archive):
-    """The arrays of an open .npz file."""
+    """The arrays of an open .npz file.
 
-    def __init__(self, path: Path, file: zipfile.ZipFile):
-        """Raises ValueError for a file that declares what no model's file contains."""
-        self._file = file
-        self._spare = threading.local()
+    Each thread reads by a ZipFile of its own: from Python 3.12 on, `ZipFile.open` moves the position of the file that
+    all streams of a ZipFile share, so that another thread reads the wrong bytes.
+    """
+
+    def __init__(self, path: Path, closing: contextlib.ExitStack):
+        """Opens the file, which `closing` closes.
+
+        Raises:
+            ValueError: it declares what no model's file contains.
+        """
+        self._path, self._closing = path, closing
+        self._own = threading.local()  # of each thread: its ZipFile and its spare memory
+        file = self._thread_file()
         check_count(len(file.infolist()))
         infos: dict[str, zipfile.ZipInfo] = {}
         for info in file.infolist():
@@ -77,14 +86,19 @@ class NpzArchive(Archive):
                 values = raw.view(header.dtype)
                 copy_values(values.reshape(header.shape[::-1]).T if entry.fortran_order else values, into)
 
+    def _thread_file(self) -> zipfile.ZipFile:
+        if not hasattr(self._own, "file"):
+            self._own.file = self._closing.enter_context(zipfile.ZipFile(self._path))
+        return self._own.file
+
     def _buffer(self, size: int) -> np.ndarray:
         """Returns `size` bytes of memory that each thread reuses, as allocating them takes as long as filling them."""
-        if len(getattr(self._spare, "memory", b"")) < size:
-            self._spare.memory = np.empty(size, np.uint8)
-        return self._spare.memory[:size]
+        if len(getattr(self._own, "memory", b"")) < size:
+            self._own.memory = np.empty(size, np.uint8)
+        return self._own.memory[:size]
 
     def _fill(self, entry: Entry, raw: memoryview) -> None:
-        with self._file.open(entry.info) as stream:
+        with self._thread_file().open(entry.info) as stream:
             stream.read(entry.start)
             for begin in range(0, len(raw), CHUNK):
                 part = raw[begin : begin + CHUNK]
@@ -101,9 +115,9 @@ def open_archive(path: Path) -> Iterator[NpzArchive]:
     Raises:
         UserError: it is damaged.
     """
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as closing:
         with read_errors(KIND):
-            archive = NpzArchive(path, stack.enter_context(zipfile.ZipFile(path)))
+            archive = NpzArchive(path, closing)
         yield archive
 
 
