@@ -9,6 +9,7 @@ and of the last turn. With `--batches=1000` or more it is also printed twenty ti
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import sys
@@ -90,12 +91,18 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--fast", action="store_true", help="set config.data.fast")
     parser.add_argument("--batches", type=int, default=20, help="batches per turn [20]")
     parser.add_argument("--rounds", type=int, default=5, help="turns per case [5]")
+    parser.add_argument("--json", metavar="FILE", help="also write images per second and memory of each turn here")
     arguments = parser.parse_args(argv[1:])
     cases = list(itertools.product(arguments.sources.split(","), map(int, arguments.workers.split(","))))
     turns: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(arguments.rounds):
         for case in cases:
             turns[case].append(measure_turn(*case, arguments))
+            if arguments.json:
+                told = [
+                    {"source": source, "workers": workers, "turns": made} for (source, workers), made in turns.items()
+                ]
+                Path(arguments.json).write_text(json.dumps(told) + "\n")
 
     print(f"{arguments.batches} batches of {arguments.batch} images per turn, {os.cpu_count()} CPUs")
     print(

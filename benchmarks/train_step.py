@@ -2,26 +2,35 @@
 
 python -m benchmarks.train_step --model=ViT-S/16 --batch=32 --rounds=10
 
-All steps have the same sizes, softmax cross-entropy, AdamW with a constant rate, no dropout, and parameters in float32.
-The JAX steps are jitted with donated state. Ours is the step of `vit_jax.main` (`program.train_step`, with its metrics,
-norms and the check for non-finite values). The minimal one is `nn.Conv`, `nn.MultiHeadDotProductAttention` and
-`nn.Dense` with `optax.adamw`. timm's step runs in the environment of `--torch=PYTHON`. On a CPU it is eager, with as
-many threads as torch chooses. On a GPU it uses `torch.compile` in its default mode, with AdamW in one kernel.
-`--dtype=bfloat16` sets the type of computation, by the modules' `dtype` in JAX and by autocast in torch. All steps keep
-freed memory, as the command lines do on CPUs; with `MALLOC_ARENA_MAX=8` in the environment none does. On a GPU set
-`XLA_PYTHON_CLIENT_PREALLOCATE=false`, since both processes use it. The GPU memory of JAX is what the compiler
-allocates, that of torch the most that its allocator has given out.
+All steps have the same sizes, softmax cross-entropy, AdamW with a constant rate, no dropout, one fixed batch, and
+parameters in float32. The JAX steps are jitted with donated state. Ours is the step of `vit_jax.main`
+(`program.train_step`, with its metrics, norms and the check for non-finite values). The minimal one is `nn.Conv`,
+`nn.MultiHeadDotProductAttention` and `nn.Dense` with `optax.adamw`. timm's step runs in the environment of
+`--torch=PYTHON`, and compiles while ours do. On a CPU it is eager, unless `--torch-compile` is given, with as many
+threads as torch chooses. On a GPU it uses `torch.compile` in its default mode, with AdamW in one kernel.
+
+`--also=FIELD=VALUE` adds our step with a field of the configuration changed, such as
+`--also=model.attention=tokens_first`, `--also=batch=256` or `--also=compiler_options=xla_gpu_autotune_level=0`;
+`--also=attention=triton` has the attention of `jax.experimental.pallas.ops.gpu`. `--dtype=bfloat16` sets the type of
+computation, by the modules' `dtype` in JAX and by autocast in torch. All steps keep freed memory, as the command lines
+do on CPUs; with `MALLOC_ARENA_MAX=8` in the environment none does. On a GPU set `XLA_PYTHON_CLIENT_PREALLOCATE=false`,
+since both processes use it. The GPU memory of JAX is what the compiler allocates, that of torch the most that its
+allocator has given out.
+
+With `--seconds=N` the command ends in time: what is not compiled a quarter before that is left out, and rounds end.
 """
 
 import argparse
 import json
+import select
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -29,43 +38,47 @@ import jax.numpy as jnp
 import optax
 
 from configs import base
-from vit_jax import data, sharding
-from vit_jax.config import resolve_config
+from vit_jax import UserError, data, reason, sharding
+from vit_jax.config import parse_value, resolve_config
+from vit_jax.hardware.products import make_product_call
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import MALLOPT_SETTINGS
-from vit_jax.models import ModelSpec
-from vit_jax.planning import peak_bytes
+from vit_jax.models import ModelSpec, attention
+from vit_jax.planning import macs_per_image, peak_bytes
 from vit_jax.program import make_program
 
 RATE, DECAY = 1e-3, 1e-4
-OURS = "vit_jax"
+OURS, PLAIN, TRITON = "vit_jax", "plain Flax", "attention=triton"
 THEIRS = Path(__file__).with_name("train_step_torch.py")
+GIB = 2**30  # bytes
 
 
-class Measured(NamedTuple):
-    """The measurements of a step.
+class Turn(NamedTuple):
+    """Some steps that were measured together.
 
     Attributes:
-        clock: wall-clock seconds.
-        work: processor seconds of all threads.
-        memory: GiB of device memory; None: not measured.
+        clock: wall-clock seconds of a step.
+        work: processor seconds of a step, of all threads.
     """
 
     clock: float
     work: float
-    memory: float | None
 
 
 class Step(NamedTuple):
-    """A compiled step.
+    """A step that is ready to be measured.
 
     Attributes:
-        run: makes one step and returns its loss.
-        memory: GiB of device memory that the step needs.
+        take_turn: makes a number of steps, one after the other, and measures them.
+        images: the images of a step.
+        compile_seconds: the seconds that its compilation took.
+        memory: returns the GiB of device memory that the step needs; None: not measured.
     """
 
-    run: Callable[[], float]
-    memory: float
+    take_turn: Callable[[int], Turn]
+    images: int
+    compile_seconds: float
+    memory: Callable[[], float | None]
 
 
 class PlainBlock(nn.Module):
@@ -102,97 +115,152 @@ def plain_step(spec: ModelSpec, batch: dict[str, jax.Array]) -> Step:
     """Returns the step of the plain model, which trains on the same batch again and again."""
     model, optimizer = PlainViT(spec), optax.adamw(RATE, weight_decay=DECAY)
 
-    def step(params, opt_state, batch):
+    def step(state, batch):
         def loss_of(params):
             logits = model.apply(params, batch["image"])
             return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
+        params, opt_state = state
         loss, grads = jax.value_and_grad(loss_of)(params)
         changes, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, changes), opt_state, loss
+        return (optax.apply_updates(params, changes), opt_state), loss
 
     params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1])
-    state = [params, optimizer.init(params)]
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(*state, batch).compile()
-
-    def run() -> float:
-        *state[:], loss = compiled(*state, batch)
-        jax.block_until_ready(state)
-        return float(loss)
-
-    return Step(run, allocated(compiled))
+    return jax_step(jax.jit(step, donate_argnums=0), (params, optimizer.init(params)), batch)
 
 
 def our_step(program: Any, batch: dict[str, jax.Array]) -> Step:
     """Returns the step of this package, which trains on the same batch again and again."""
-    state = program.init(jax.random.key(0), {})
-    compiled = program.train_step.lower(state, batch).compile()
+    return jax_step(program.train_step, program.init(jax.random.key(0), {}), batch)
 
-    def run() -> float:
+
+def jax_step(step: Any, state: Any, batch: dict[str, jax.Array]) -> Step:
+    """Compiles a jitted function (state, batch) -> (state, metrics), and returns the step that it makes."""
+    began = time.perf_counter()
+    compiled = step.lower(state, batch).compile()
+    compile_seconds = time.perf_counter() - began
+    memory = peak_bytes(compiled.memory_analysis(), False) / GIB
+
+    def take_turn(steps: int) -> Turn:
         nonlocal state
-        state, metrics = compiled(state, batch)
-        jax.block_until_ready(state)
-        return float(metrics["train/loss"])
+        start, start_work = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            state, metrics = compiled(state, batch)
+        jax.block_until_ready((state, metrics))
+        return Turn((time.perf_counter() - start) / steps, (time.process_time() - start_work) / steps)
 
-    return Step(run, allocated(compiled))
-
-
-def allocated(step: Any) -> float:
-    """Returns the GiB of device memory that the compiler allocates for a step."""
-    return peak_bytes(step.memory_analysis(), False) / 2**30
+    return Step(take_turn, len(batch["image"]), compile_seconds, lambda: memory)
 
 
-def build_program(arguments: argparse.Namespace, attention: str) -> Any:
-    """Returns this package's program on one device, for the model, batch and other settings of the command line."""
+def build_program(arguments: argparse.Namespace, changed: str = "") -> Any:
+    """Returns this package's program on one device, for the model, batch and other settings of the command line.
+
+    Args:
+        arguments: the arguments of the command line.
+        changed: FIELD=VALUE, a field of the configuration that differs.
+
+    Raises:
+        UserError: there is no such field, or its value is wrong.
+    """
     config = base.get_config()
     config.model.name, config.batch, config.resolution = arguments.model, arguments.batch, arguments.resolution
     config.model.dtype = arguments.dtype
-    config.model.attention = attention
     config.data.num_classes = config.data.num_examples = arguments.classes
     config.total_steps, config.decay_type = 1_000_000, "constant"
     config.base_lr, config.optim.weight_decay, config.optim.decays = RATE, DECAY, "all"
+    if changed:
+        name, _, value = changed.partition("=")
+        config.update_from_flattened_dict({name: parse_value(config, name, value)})
     config = resolve_config(config)
     return make_program(config, sharding.make_mesh(config, jax.devices()[:1]), data.spec(config))
 
 
-def timm_step(arguments: argparse.Namespace, kept: bool) -> tuple[str, Callable[[], Measured]]:
-    """Starts timm's model in the process of another environment.
+def draw_batch(arguments: argparse.Namespace, images: int) -> dict[str, jax.Array]:
+    """Returns random images and labels."""
+    keys, shape = jax.random.split(jax.random.key(0)), (images, arguments.resolution, arguments.resolution, 3)
+    return {
+        "image": jax.random.uniform(keys[0], shape, minval=-1, maxval=1),
+        "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
+    }
 
-    Args:
-        arguments: the arguments of the command line.
-        kept: whether freed memory is kept.
 
-    Returns:
-        The name of the row, and a function that makes and measures one step.
+def triton(x, kernel, bias, packing, change):
+    """Attention by the Triton kernel of jax.experimental.pallas, with the signature of `attention.ATTENTIONS`.
+
+    The tokens are padded to whole blocks, which belong to another segment.
     """
-    size, patch = arguments.model.removeprefix("ViT-").split("/")
-    name = {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}.get(size, size.lower())
-    sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
-    sizes += [arguments.dtype, "cuda" if jax.default_backend() == "gpu" else "cpu"]
-    command = [arguments.torch, THEIRS, f"vit_{name}_patch{patch}_224", *sizes]
-    settings = list(MALLOPT_SETTINGS.values()) if kept else []
-    process = subprocess.Popen(
-        [*command, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    from jax.experimental.pallas.ops.gpu import attention as pallas_attention  # imports GPU libraries
+
+    qkv = attention.project(packing.unpack(x), kernel, bias, change)
+    batch, tokens, _, heads, head_dim = qkv.shape
+    sizes = pallas_attention.BlockSizes.get_default()
+    rows = -(-tokens // sizes.block_q) * sizes.block_q
+    qkv = jnp.pad(qkv, ((0, 0), (0, rows - tokens), *[(0, 0)] * 3))
+    segments = jnp.broadcast_to((jnp.arange(rows) >= tokens).astype(jnp.int32), (batch, rows))
+    attended = pallas_attention.mha(
+        *(qkv[:, :, part] for part in range(3)),
+        segments,
+        sm_scale=head_dim**-0.5,
+        block_sizes=sizes,
+        interpret=jax.default_backend() == "cpu",
     )
-    assert process.stdin and process.stdout
-    stdin, stdout = process.stdin, process.stdout
-
-    def run() -> Measured:
-        print("step", file=stdin, flush=True)
-        return Measured(*json.loads(stdout.readline()))
-
-    return json.loads(stdout.readline())["name"], run
+    weights = attention.tokens_first(qkv[:, :tokens])[1]  # which no step returns, so that none is computed
+    return packing.pack(attended[:, :tokens].reshape(batch, tokens, heads * head_dim)), weights
 
 
-def timed(step: Step) -> Callable[[], Measured]:
-    """Returns a function that makes and measures one step."""
+def other_step(arguments: argparse.Namespace, changed: str) -> Step:
+    """Returns our step with one thing changed."""
+    if changed == TRITON:
+        with mock.patch.dict(attention.ATTENTIONS, tokens_first=triton):
+            program = build_program(arguments, "model.attention=tokens_first")
+            return our_step(program, draw_batch(arguments, arguments.batch))
+    program = build_program(arguments, changed)
+    return our_step(program, draw_batch(arguments, program.batch["image"].shape[0]))
 
-    def measured() -> Measured:
-        start, start_work = time.perf_counter(), time.process_time()
-        step.run()
-        return Measured(time.perf_counter() - start, time.process_time() - start_work, step.memory)
 
-    return measured
+class Timm:
+    """timm's model in the process of another environment, which compiles as soon as it is started."""
+
+    def __init__(self, arguments: argparse.Namespace, kept: bool):
+        size, patch = arguments.model.removeprefix("ViT-").split("/")
+        name = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}.get(size, size.lower())
+        device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        sizes = [str(value) for value in (arguments.batch, arguments.resolution, arguments.classes)]
+        is_compiled = device == "cuda" or arguments.torch_compile
+        settings = list(MALLOPT_SETTINGS.values()) if kept else []
+        words = [*sizes, arguments.dtype, device, json.dumps(is_compiled), json.dumps(settings)]
+        self.images = arguments.batch
+        self.process = subprocess.Popen(
+            [arguments.torch, THEIRS, f"vit_{name}_patch{patch}_224", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def await_step(self, seconds: float | None) -> tuple[str, Step]:
+        """Returns the name of the row and the step, when it is compiled.
+
+        Raises:
+            UserError: it is not compiled in time, or its process has ended.
+        """
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            raise UserError("not compiled in time")
+        ready = self.answer()
+        self.memory = ready["memory"]
+        return ready["name"], Step(self.take_turn, self.images, ready["compile_seconds"], lambda: self.memory)
+
+    def take_turn(self, steps: int) -> Turn:
+        """Makes and measures some steps."""
+        print(steps, file=self.process.stdin, flush=True)
+        clock, work, self.memory = self.answer()
+        return Turn(clock, work)
+
+    def answer(self) -> Any:
+        """Returns the value of the next line that the process writes."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise UserError(f"its process ended with exit code {self.process.wait()}; see above")
+        return json.loads(line)
 
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
@@ -206,46 +274,130 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="images per step")
     parser.add_argument("--resolution", type=int, default=224, help="pixels on a side")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=10, help="steps of each, in turn")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each, at most")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a turn, between which nothing waits")
+    parser.add_argument("--seconds", type=float, help="that the command may take")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the activations")
-    parser.add_argument("--attention", default="auto", help="our forms of attention, the first of which is compared")
+    parser.add_argument("--also", action="append", default=[], metavar="FIELD=VALUE", help="also ours with that field")
+    parser.add_argument("--no-plain", action="store_true", help="leave out the minimal Flax ViT")
     parser.add_argument("--torch", metavar="PYTHON", help="also timm's, by the Python of an environment that has it")
+    parser.add_argument("--torch-compile", action="store_true", help="compile timm's step on a CPU, too")
+    parser.add_argument("--json", metavar="FILE", help="also write what was measured here, after each round")
     return parser.parse_args(argv[1:])
 
 
 def main(argv: list[str], kept: bool = False) -> None:
     arguments = read_arguments(argv)
-    keys = jax.random.split(jax.random.key(0))
-    shape = (arguments.batch, arguments.resolution, arguments.resolution, 3)
-    batch = {
-        "image": jax.random.uniform(keys[0], shape, minval=-1, maxval=1),
-        "label": jax.random.randint(keys[1], shape[:1], 0, arguments.classes),
-    }
-    first, *others = (build_program(arguments, form) for form in arguments.attention.split(","))
-    runs = {"plain Flax": timed(plain_step(first.model.spec, batch)), OURS: timed(our_step(first, batch))}
-    runs |= {f"{OURS}, {program.model.field('attention')}": timed(our_step(program, batch)) for program in others}
-    runs |= dict([timm_step(arguments, kept)] if arguments.torch else [])
-    rounds = [{name: run() for name, run in runs.items()} for _ in range(arguments.rounds + 1)][1:]  # one compiles
-
+    end = time.monotonic() + (arguments.seconds or float("inf"))
+    last_compile = end - (arguments.seconds or 0) / 4
+    theirs = Timm(arguments, kept) if arguments.torch else None
+    program, batch = build_program(arguments), draw_batch(arguments, arguments.batch)
+    spec = program.model.spec
     device, memory = jax.devices()[0].device_kind, "kept" if kept else "given back"
     size = f"{arguments.batch} images of {arguments.resolution} px in {arguments.dtype}"
-    print(f"{arguments.model}, {size}, {device}, freed memory {memory}")
-    columns = ("median s", "fastest s", "images/s", "CPU s", "ours is", "by CPU s", "in a round", "GiB")
-    print(f"{'':26}" + "".join(f"{column:>11}" for column in columns))
-    medians = {name: median_of([one[name] for one in rounds]) for name in runs}
-    ours = medians[OURS]
-    for name, (clock, work, needed) in medians.items():
+    print(f"{arguments.model}, {size}, {device}, freed memory {memory}", flush=True)
+
+    steps: dict[str, Step] = {}
+    notes: dict[str, str] = {}  # row -> why it is not measured
+
+    def add(name: str, make: Callable[[], Step]) -> None:
+        try:
+            if time.monotonic() > last_compile:
+                raise UserError("no time was left to compile it")
+            step = make()
+            step.take_turn(1)  # which may fail, and maps memory
+            steps[name] = step
+            print(f"  {name}: compiled in {step.compile_seconds:.1f} s", flush=True)
+        except (UserError, jax.errors.JaxRuntimeError, ValueError, NotImplementedError) as error:
+            if name == OURS:
+                raise
+            notes[name] = reason(error)
+            print(f"  {name}: left out: {notes[name]}", flush=True)
+
+    add(OURS, lambda: our_step(program, batch))
+    if not arguments.no_plain:
+        add(PLAIN, lambda: plain_step(spec, batch))
+    for changed in arguments.also:
+        add(f"{OURS}, {changed}", lambda changed=changed: other_step(arguments, changed))
+    if theirs:
+        try:
+            left = max(0.0, last_compile - time.monotonic()) if arguments.seconds else None
+            name, step = theirs.await_step(left)
+            steps[name] = step
+            print(f"  {name}: compiled in {step.compile_seconds:.1f} s", flush=True)
+        except UserError as error:
+            theirs.process.kill()
+            notes["timm"] = reason(error)
+            print(f"  timm: left out: {notes['timm']}", flush=True)
+
+    product_rate = measure_products(arguments.dtype) if device != "cpu" else None
+    flops = 6 * macs_per_image(program.model)
+    record = {"model": arguments.model, "device": device, **vars(arguments), "flops_per_image": flops}
+    record |= {"product_flops": product_rate, "left_out": notes}
+    record["compile_seconds"] = {name: step.compile_seconds for name, step in steps.items()}
+    record["images"] = {name: step.images for name, step in steps.items()}
+    rounds: list[dict[str, Turn]] = []
+    for one in take_rounds(steps, arguments.rounds, arguments.steps, end):
+        rounds.append(one)
+        record["memory_gib"] = {name: step.memory() for name, step in steps.items()}
+        record["rounds"] = rounds
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(record) + "\n")
+    print("\n".join(format_table(steps, rounds, flops, product_rate)), flush=True)
+
+
+def take_rounds(steps: dict[str, Step], rounds: int, per_turn: int, end: float) -> Iterator[dict[str, Turn]]:
+    """Yields rounds, in each of which every step has one turn; one at least, and none that would end too late."""
+    for _ in range(rounds):
+        began = time.monotonic()
+        yield {name: step.take_turn(per_turn) for name, step in steps.items()}
+        if 2 * time.monotonic() - began > end:
+            break
+
+
+def measure_products(dtype: str) -> float:
+    """Returns the operations per second of a large matrix product: the median of seven turns of ten."""
+    size, calls = 8192, 10
+    sharding_of_one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    call, seconds = make_product_call(dtype, size, sharding_of_one, 1), []
+    jax.block_until_ready(call())
+    for _ in range(7):
+        began = time.perf_counter()
+        for _ in range(calls):
+            product = call()
+        jax.block_until_ready(product)
+        seconds.append((time.perf_counter() - began) / calls)
+    return 2 * size**3 / statistics.median(seconds)
+
+
+def format_table(
+    steps: dict[str, Step], rounds: list[dict[str, Turn]], flops: float, product_rate: float | None
+) -> Iterator[str]:
+    """Yields the lines of the table.
+
+    "ours is" compares the times of an image: above 1, ours is faster. "of products" is the part of the rate of large
+    matrix products at which a step computes the products of its model.
+    """
+    if product_rate:
+        yield f"  large matrix products: {product_rate / 1e12:.0f} TFLOP/s"
+    columns = ("median s", "fastest s", "images/s", "CPU s", "ours is", "by CPU s", "in a round", "GiB", "of products")
+    widest = max(map(len, steps))
+    yield " " * widest + "".join(f"{column:>12}" for column in columns)
+    ours, ours_work = (
+        statistics.median(turn) / steps[OURS].images for turn in zip(*(one[OURS] for one in rounds), strict=True)
+    )
+    for name, step in steps.items():
+        clock, work = (statistics.median(turn) for turn in zip(*(one[name] for one in rounds), strict=True))
         fastest = min(one[name].clock for one in rounds)
-        pairs = sorted(one[name].clock / one[OURS].clock for one in rounds)
-        ratios = f"{clock / ours.clock:10.2f}x{work / ours.work:10.2f}x{pairs[0]:7.2f}-{pairs[-1]:.2f}x"
-        gib = "" if needed is None else f"{needed:.2f}"
-        print(f"{name:26}{clock:11.4f}{fastest:11.4f}{arguments.batch / clock:11.2f}{work:11.2f}{ratios}{gib:>11}")
-
-
-def median_of(steps: list[Measured]) -> Measured:
-    """Returns the medians of both kinds of seconds over some steps, and the memory of the last step."""
-    clock, work, _ = zip(*steps, strict=True)
-    return Measured(statistics.median(clock), statistics.median(work), steps[-1].memory)
+        relative_images = steps[OURS].images / step.images
+        pairs = sorted(one[name].clock / one[OURS].clock * relative_images for one in rounds)
+        cells = [f"{clock:.4f}", f"{fastest:.4f}", f"{step.images / clock:,.1f}", f"{work:.2f}"]
+        cells += [f"{clock / step.images / ours:.2f}x", f"{work / step.images / ours_work:.2f}x"]
+        cells += [f"{pairs[0]:.2f}-{pairs[-1]:.2f}x"]
+        memory = step.memory()
+        cells += ["" if memory is None else f"{memory:.2f}"]
+        cells += [f"{flops * step.images / clock / product_rate:.0%}"] if product_rate else []
+        yield name.ljust(widest) + "".join(f"{cell:>12}" for cell in cells)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ SMALL = (
 
 def run(weights, workdir, *words):
     flags = [f"--config.{field}" for field in (*SMALL, f"init_from={weights}", *words)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "vit_jax.main", RULE, *flags, f"--workdir={workdir}"]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
