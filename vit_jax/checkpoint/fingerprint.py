@@ -213,8 +213,7 @@ def _device_words(leaf: jax.Array) -> jax.Array:
 def _numpy_words(array: np.ndarray) -> np.ndarray:
     word = _word(array.dtype)
     split = (array.dtype.itemsize // word.itemsize,) if array.dtype.itemsize > word.itemsize else ()
-    flat = np.ascontiguousarray(array).reshape(-1).view(word)
-    return flat.reshape((*array.shape, *split))
+    return array.ravel().view(word).reshape((*array.shape, *split))
 
 
 def _word(dtype: Any) -> np.dtype:

@@ -66,10 +66,10 @@ def show_progress(text: str) -> Iterator[None]:
             return
         while True:
             line = f"{text}: {time.monotonic() - began:.0f} s"
-            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr)
             if done.wait(1.0 if terminal else LINE_SECONDS):
                 if terminal:
-                    print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
+                    print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr)
                 return
 
     thread = threading.Thread(target=show, daemon=True)
