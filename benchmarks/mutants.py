@@ -7,7 +7,8 @@ A mutant changes one operator, constant or condition of one function. A room is 
 vit_jax. A new file gets a seeded sample of mutants over all rooms, in proportion to their code. The tests of a mutant's
 room are run until one fails. If the file exists, only its rows without a result are run. The name of a mutant does not
 depend on code around its function, so that a row stays valid. `--slow` runs the slow tests of the room on the mutants
-that no default test has found.
+that no default test has found. If these do not find it either, the row has `none`; a reason may be added by hand, as in
+`none: attention is square`.
 """
 
 import argparse
@@ -44,6 +45,7 @@ TESTS = {
     "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
     "describe": ["data/test_describe"],
     "doctor": ["machine", "cli"],
+    "evals": ["evals", "evaluate"],
     "finetune": ["experiments/test_finetune", "experiments/test_finetune_tables"],
     "inference": ["evaluate", "program"],
     "look": ["analysis"],
@@ -219,10 +221,8 @@ def main() -> None:
             with args.write.open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([("mutant", "found by"), *rows.items()])
     kinds = Counter(
-        found
-        if found in ("none", LIVES)
-        else "slow"
-        if found.startswith("slow: ")
+        found.partition(":")[0]
+        if found.startswith(("none", "slow: ")) or found == LIVES
         else "default"
         if found
         else "not run"

@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from vit_jax import models
 from vit_jax.analysis import plot
+from vit_jax.analysis.drawings import position_table
 from vit_jax.analysis.figures import position_similarity
 
 
@@ -15,3 +17,20 @@ def test_patches_are_counted_from_one():
     axes = position_similarity(np.zeros((3, 4, 3, 4))).axes[0]
     assert axes.get_xticklabels()[0].get_text() == axes.get_yticklabels()[0].get_text() == "1"
     assert (axes.get_xticklabels()[-1].get_text(), axes.get_yticklabels()[-1].get_text()) == ("4", "3")
+
+
+def test_a_position_on_each_axis_is_joined_in_raster_order():
+    spec = models.create("ViT-mu/16", resolution=(32, 48), position="learned2d").spec
+    tables = {"position_x": np.array([[1], [2], [3]]), "position_y": np.array([[7], [8]])}
+    assert position_table(spec, tables).tolist() == [[1, 7], [2, 7], [3, 7], [1, 8], [2, 8], [3, 8]]
+
+
+def test_predictions_have_the_name_of_the_true_class_if_it_is_known_and_stay_in_their_columns():
+    image, name = np.zeros((4, 4, 3), np.uint8), " ".join(["WWWWWWWW"] * 4)  # the widest letter
+    results = [{"classes": [{"class": name, "probability": 1.0}]}] * 2
+    assert [axes.get_title() for axes in plot.predictions([image] * 2, results).axes] == [""] * 4
+    figure = plot.predictions([image] * 2, results, ["cat", "dog"])
+    assert [axes.get_title() for axes in figure.axes] == ["cat", "", "dog", ""]
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert all(text.get_tightbbox().x1 <= axes.bbox.x1 for text in axes.texts)

@@ -180,6 +180,9 @@ def test_runs_are_compared(tmp_path, model):
     text = run_report.make_page(report.read_runs([str(tmp_path)]))
     page = check_run_page(text)
     assert "2 runs" in page.text and "two: train/loss" in page.text
+    # The heading of a figure, its key of dashes, which one metric does not need, and the heading of its table.
+    assert "Losstrain/loss solid, test/loss dashedLoss in numbers" in page.text
+    assert "Learning ratetrain/lrLearning rate in numbers" in page.text
     differs = re.search("What differs</h3>(.*?)</table>", text)[1]
     assert re.findall(r'<th scope="row">(\S+?)</th>', differs) == ["seed"]
     assert "cannot read test.test.mistakes.npz" in page.text and f"{two}/plan.json" in page.text

@@ -1,5 +1,6 @@
 """Fingerprints: the same wherever an array lies, another for every change of it."""
 
+import json
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.conftest import ROOT
 from vit_jax.checkpoint import fingerprint
 
 # By dtype: one of each size, floats and whole numbers.
@@ -65,6 +67,13 @@ def test_any_flipped_bit_is_told():
             raw[bit // 8] ^= 1 << bit % 8
             seen.add(digits(np.frombuffer(bytes(raw), array.dtype).reshape(array.shape)))
         assert len(seen) == array.nbytes * 8 + 1, dtype
+
+
+def test_fingerprints_in_checkpoints_stay():
+    """Another way to compute them would refuse every checkpoint that is there."""
+    manifest = json.loads((ROOT / "tests/golden/workdir/checkpoints/10/about/metadata").read_text())
+    assert digits(np.int32(10)) == manifest["arrays"]["step"][2]
+    assert digits(np.arange(100_000, dtype=np.int32)) == "5ffd23546fae7eb9"
 
 
 def test_moved_and_rounded_values_are_told():

@@ -136,6 +136,18 @@ def test_a_split_that_is_not_used_is_told(tmp_path, tiny):
     assert data.complete_config(tiny)[1].notes == ()
 
 
+def test_training_images_among_those_of_an_evaluation_are_told(tmp_path, tiny, caplog):
+    for path in ("one/a/1.png", "one/a/2.png", "one/b/1.png", "other/a/1.png", "other/a/2.png", "other/b/1.png"):
+        write_image(tmp_path / path)
+    tiny.data.source, tiny.data.num_classes, tiny.data.num_examples, tiny.batch = f"folder:{tmp_path}/one", 2, None, 2
+    for evaluated, split, warned in ((None, "train[1:]", True), (None, "train[2:]", False), ("other", "train", False)):
+        tiny.evals.test.source = evaluated and f"folder:{tmp_path}/{evaluated}"
+        tiny.data.split, tiny.evals.test.split = "train[:2]", split
+        caplog.clear()
+        data.complete_config(tiny)
+        assert ("evals.test contains training images" in caplog.text) == warned
+
+
 def test_words_change_neither_labels_nor_fingerprints(tmp_path, tiny):
     tiny_imagenet(tmp_path / "data")
     words = tmp_path / "data" / "words.txt"

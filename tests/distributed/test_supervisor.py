@@ -1,6 +1,8 @@
 """A supervisor alone, in this process and in others, and how hosts leave a run."""
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -47,6 +49,21 @@ def test_the_first_announcement_counts_and_is_the_others():
     second.announce("something else.", 1)
     assert first.announcement() is None
     assert second.announcement() == third.announcement() == (0, "the disk is full.", 2)
+
+
+def test_one_of_two_hosts_tells_the_other_why_it_leaves_and_that_it_has_left(monkeypatch):
+    """Host 0 waits for all that have not left."""
+    first, second = make_groups(2)
+    with pytest.raises(UserError), Supervisor(second):
+        raise UserError("the disk is full.")
+    assert HostShutdown(first).announcement() == (1, "the disk is full.", 2)
+    assert HostShutdown(first).departed_hosts() == ["1"]
+    first, second = make_groups(2)
+    monkeypatch.setattr(multiprocessing, "active_children", list)  # those of other tests go on
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="42"):
+        HostShutdown(second).end_process("preempted.", 42)
+    assert HostShutdown(first).departed_hosts() == ["1"]
 
 
 @pytest.mark.parametrize("entered", [False, True])

@@ -15,7 +15,7 @@ import pytest
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, convert, kernels, models, predict
-from vit_jax.interop import FORMATS
+from vit_jax.interop import FORMATS, check_class_order
 
 FOLDERS = (ROOT / "tests" / "fixtures" / "parity", ROOT.parent / "shared" / "parity")
 HERE = {"google_vit_in21k_tanh", "google_hybrid_stem_only"}
@@ -300,6 +300,17 @@ def test_a_head_of_zeros_is_reported(changed, caplog):
 
     vit_jax.load(changed("google_vit_in21k_tanh", clear))
     assert "fine-tune it before" in caplog.text
+
+
+def test_a_head_is_for_its_classes_in_their_order(caplog):
+    check_class_order(["cat", "dog"], ("cat", "dog"))
+    check_class_order(None, ["cat"])
+    with pytest.raises(UserError, match="class 'cat' has label 0 in the checkpoint's head, but label 1 in the data"):
+        check_class_order(["cat", "dog"], ["dog", "cat"])
+    assert not caplog.text
+    check_class_order(["tench, Tinca tinca", "goldfish", "shark", "ray"], ["tench", "goldfish", "cat", "dog"])
+    first = "head are tench, Tinca tinca, goldfish, shark, ...; those of the data are tench, goldfish, cat, ..."
+    assert caplog.messages == [f"the classes of the {first}: check that they are the same."]
 
 
 def test_named_models_are_recognised(tmp_path):

@@ -42,6 +42,15 @@ def test_sizes(name):
     assert model.fields == {} and model_name(model.values) == name
 
 
+def test_the_first_unit_of_a_stage_attends_to_the_lines_before_its_stride():
+    spec = create("AxialResNet-50", resolution=(224, 192)).spec
+    lengths = {
+        (stage, unit): [spec.line_length(stage, unit, axis) for axis in (0, 1)]
+        for stage, unit in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2))
+    }
+    assert lengths == {(1, 1): [56, 48], (2, 1): [56, 48], (2, 2): [28, 24], (4, 1): [14, 12], (4, 2): [7, 6]}
+
+
 @pytest.mark.slow
 def test_an_axial_vit_has_each_block_of_a_vit_twice():
     blocks = {kind: create(f"{kind}ViT-B/16", pooling="gap", num_classes=0) for kind in ("", "Axial-")}

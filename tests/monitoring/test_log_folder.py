@@ -150,6 +150,19 @@ def test_what_a_library_refuses_beside_the_training_is_a_warning(tmp_path, monke
     assert peak([SimpleNamespace(memory_stats=no_memory)]) == 0
 
 
+def test_a_profile_has_the_steps_that_were_asked_for(tmp_path, monkeypatch):
+    """Not the first two after the start, in which the program is compiled."""
+    seen = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: seen.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
+    trace = Trace(tmp_path, 10, 2)
+    for step in range(11, 17):
+        trace.before(step)
+        seen.append(step)
+        trace.after(step, None)
+    assert seen == [11, 12, "start", 13, 14, "stop", 15, 16]
+
+
 def test_a_full_disk_at_the_start_is_a_sentence(tmp_path):
     with pytest.raises(UserError, match=r"cannot write the logs in .*absent: No such file or directory"):
         MetricWriter(tmp_path / "absent", 0, True, total=10, batch=8, classes=10)

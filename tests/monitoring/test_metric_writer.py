@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from vit_jax.monitoring import metric_writer
-from vit_jax.monitoring.metric_writer import MetricWriter
+from vit_jax.monitoring.metric_writer import MetricWriter, duration
 
 
 @pytest.mark.parametrize(("quiet", "told"), [(0.0, True), (1e6, False)])
@@ -23,3 +23,7 @@ def test_a_line_of_metrics_is_no_silence(tmp_path, monkeypatch):
         log.write_metrics(5, {"train/loss": 1.0})
         log.write_progress(6, {"train/loss": 2.0})
     assert (tmp_path / "train.log").read_text() == "step 5/10  loss 1\n"
+
+
+def test_durations_are_read_as_on_a_clock():
+    assert [duration(seconds) for seconds in (59.4, 60, 3599, 3723)] == ["0:59", "1:00", "59:59", "1:02:03"]

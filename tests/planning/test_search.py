@@ -8,8 +8,8 @@ import pytest
 
 from tests.planning.builders import make_compilation
 from vit_jax import UserError
-from vit_jax.planning import search
-from vit_jax.planning.plan_types import EvaluationReport
+from vit_jax.planning import planner, search
+from vit_jax.planning.plan_types import EvaluationReport, PlanRequest
 
 REMAT = search.REMAT_FRACTIONS  # of the activations, what is kept
 
@@ -107,6 +107,17 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(state, image, expe
 
     change, found = search.find_fitting_change(compile({}), compile)
     assert change == expected | {"batch_eval": "256"} and found.fits and len(asked) == 2 + len(expected)
+
+
+@pytest.mark.parametrize(("image", "change"), [(30, ""), (70, " --config.accum_steps=2")])
+def test_the_command_of_a_plan_has_the_change_that_is_advised(image, change):
+    compile, _ = memory(300, image)
+
+    def compile_request(request):
+        return compile(dict(word.removeprefix("--config.").split("=") for word in request.words[1:]))
+
+    plan = planner.make_plan(PlanRequest(("--config=r.py",), "v5e:2x4"), compile_request)
+    assert f" -- python -m vit_jax.main --config=r.py{change} --config.data.source=" in plan.command
 
 
 def test_weights_are_never_split_over_slices():

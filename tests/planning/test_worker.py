@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,6 +204,16 @@ def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):
     assert targets.compiler_environment(PlanRequest((), "cpu", emulated_devices=3))["XLA_FLAGS"].endswith(
         "device_count=3"
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
+def test_the_devices_are_those_of_all_slices(monkeypatch):
+    def describe(platform, topology_name, num_slices=1, **options):
+        return SimpleNamespace(devices=[topology_name] * num_slices)
+
+    monkeypatch.setattr(targets.topologies, "get_topology_desc", describe)
+    find = getattr(targets.find_devices, "__wrapped__", targets.find_devices)  # unchecked, as these are no devices
+    assert [find("v5e:2x4", slices) for slices in (1, 3)] == [["v5e:2x4"], ["v5e:2x4"] * 3]
 
 
 def test_wrong_usage_is_refused_before_anything_is_compiled(capsys):
