@@ -35,7 +35,7 @@ def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "model.npz"
     model = create("ViT/4", num_classes=2, width=16, depth=1, mlp_dim=16, num_heads=2, resolution=8)
     model = dataclasses.replace(model, preprocess="resize(8)|value_range(-1,1)")
-    save(path, model, model.init(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32)))
+    save(path, model, jax.jit(model.init)(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32)))
     return path
 
 

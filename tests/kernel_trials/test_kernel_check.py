@@ -112,7 +112,9 @@ def test_forms_that_are_right_are_within_the_tolerance(kind):
     assert all(value < check.TOLERANCE / 2 for value in found.values())
 
 
-@pytest.mark.parametrize("fields", [{"qk_norm": True}, {"rotary": "axial", "qk_norm": True}])
+@pytest.mark.parametrize(
+    "fields", [pytest.param({"qk_norm": True}, marks=pytest.mark.slow), {"rotary": "axial", "qk_norm": True}]
+)
 def test_the_kernel_that_changes_queries_is_within_the_tolerance(fields):
     """Interpreted, in bfloat16: the gradient of the norms, too."""
     spec = models.create("ViT-mu/8", resolution=56, attention="fused", dtype="bfloat16", **fields).spec

@@ -66,11 +66,14 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
 
 
 def differentiate(function, arguments, dtype, cotangent, interpret=True):
-    qkv, *rest = arguments
-    rest = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), rest)
-    with kernels.interpret_kernels() if interpret else contextlib.nullcontext():
-        value, transpose = jax.vjp(function, qkv, *rest)
+    def run(arguments, cotangent):
+        value, transpose = jax.vjp(function, *arguments)
         return value, transpose(cotangent)
+
+    qkv, *rest = arguments
+    rest = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), rest)
+    with kernels.interpret_kernels() if interpret else contextlib.nullcontext():
+        return jax.jit(run)((qkv, *rest), cotangent)
 
 
 def attend_exactly(parts, rows, angles, relative=None):
@@ -109,10 +112,16 @@ def test_steps_over_the_queries(monkeypatch):
 def test_the_plain_form_is_the_same():
     """Which runs where the kernel cannot."""
     random = np.random.default_rng(0)
-    qkv = jnp.asarray(random.normal(size=(2, 9, 3, 2, 16)), jnp.float32)
-    rows = tuple(tuple(jnp.asarray(random.normal(size=(2, 16)), jnp.float32)) for _ in range(2))
-    change, packing = HeadChange(rows, EPSILON, random.normal(size=(9, 8))), choose_packing(9, 2, 2)
-    tables = change.tables(change.norm_rows, packing, 2, 16)
-    packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
-    found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables=tables)
-    np.testing.assert_allclose(unpack(packing, found), tokens_first(change(qkv))[0], atol=1e-5)
+    qkv, rows = random.normal(size=(2, 9, 3, 2, 16)), random.normal(size=(2, 2, 16))
+    angles, packing = random.normal(size=(9, 8)), choose_packing(9, 2, 2)
+
+    @jax.jit
+    def both(qkv, rows):
+        change = HeadChange(tuple(map(tuple, rows)), EPSILON, angles)
+        tables = change.tables(change.norm_rows, packing, 2, 16)
+        packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
+        found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables=tables)
+        return unpack(packing, found), tokens_first(change(qkv))[0]
+
+    found, expected = both(qkv.astype(np.float32), rows.astype(np.float32))
+    np.testing.assert_allclose(found, expected, atol=1e-5)

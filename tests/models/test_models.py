@@ -1,6 +1,7 @@
 """Models: published parameter counts, initial values, and properties that hold for every way to compute them."""
 
 import dataclasses
+import functools
 import json
 import re
 from typing import get_args
@@ -322,13 +323,14 @@ def test_attention_chosen_in_lowering_costs_nothing():
 def assert_same_gradients(ours, plain, *arguments):
     """Of every output, with respect to every argument."""
 
-    def gradients_of(function):
+    def gradients_of(function, *arguments):
         outputs, transpose = jax.vjp(function, *arguments)
-        keys = jax.random.split(jax.random.key(9), len(jax.tree.leaves(outputs)))
-        cotangents = [jax.random.normal(key, x.shape) for key, x in zip(keys, jax.tree.leaves(outputs), strict=True)]
-        return outputs, transpose(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))
+        random = np.random.default_rng(9)
+        cotangents = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), outputs)
+        return outputs, transpose(cotangents)
 
-    chex.assert_trees_all_close(gradients_of(ours), gradients_of(plain), rtol=1e-4, atol=1e-5)
+    found, expected = (jax.jit(functools.partial(gradients_of, each))(*arguments) for each in (ours, plain))
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_written_out_gradients_equal_derived_ones():
@@ -414,10 +416,8 @@ def test_without_classes_there_is_no_second_head():
 
 def test_a_distilled_head_reads_the_first_register_and_the_logits_are_the_mean_of_both_heads():
     model, images = tiny(registers=2, distilled_head=True), images_of()
-    params = model.init(jax.random.key(0), images)
-    for number, name in enumerate(("head", "distilled_head")):
-        params[name]["kernel"] = jax.random.normal(jax.random.key(number), params[name]["kernel"].shape)
-    logits, out = model.apply(params, images)
+    params = params_of(model)
+    logits, out = apply(model, params, images)
     for number, name in enumerate(("head", "distilled_head")):  # of rows 0 and 1 of the tokens
         expected = out["tokens"][:, number] @ params[name]["kernel"] + params[name]["bias"]
         np.testing.assert_allclose(out["head_logits"][:, number], expected, rtol=1e-5, atol=1e-5)
