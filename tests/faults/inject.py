@@ -89,6 +89,11 @@ def many_hosts(count: str) -> None:
     monitor.HOSTS_AT_FULL_RATE = int(os.environ["JAX_NUM_PROCESSES"]) * monitor.HOSTS_AT_FULL_RATE / int(count)  # type: ignore[assignment]
 
 
+def lost_after(seconds: str) -> None:
+    """A host counts as lost after some seconds of silence, instead of a minute."""
+    monitor.LOST_AFTER_SECONDS = float(seconds)
+
+
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
     make = program.make_program
 
@@ -103,7 +108,7 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
     program.make_program = changed
 
 
-KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts)
+KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts, lost_after)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
 if __name__ == "__main__":

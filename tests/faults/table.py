@@ -35,6 +35,8 @@ LOSSES = 1e-5  # relative, on another mesh
 WORKERS = "--config.data.workers=1"
 MANY = 1024  # hosts, which agree as slowly as so many exchange messages
 INTERVAL = 10  # steps between two saves
+LOST = 15  # seconds of silence after which a host counts as lost here; a run waits for LOST_AFTER_SECONDS
+STALLED = 20  # seconds without progress after which a run here counts as stuck
 SPLIT = "--config.mesh.fsdp=2"
 PIPE = ["--config.evals.test.preprocess=resize(16)|value_range(-1,1)"]
 
@@ -260,7 +262,7 @@ class Faults:
 
     def gone(self, host: int, kind: signal.Signals) -> Outcome:
         workdir = self.folder / f"gone{host}{kind.name}"
-        with Hosts(workdir, 2, 2, SPLIT) as run:
+        with Hosts(workdir, 2, 2, SPLIT, faults=dict.fromkeys((0, 1), f"lost_after:{LOST}")) as run:
             run.await_step(12)
             began = time.monotonic()
             run.send(kind, host)
@@ -274,7 +276,8 @@ class Faults:
         check(named, f"the lost host is not named: {text[-2000:]}")
         finish(workdir, 2, 2, SPLIT)
         check(same(workdir, self.whole()), "the resumed run differs")
-        return 1, f"ended after {took:.0f} s by a signal, host {host} named, stacks shown; resumed bit by bit"
+        told = f"ended after {took:.0f} s by a signal, host {host} named, stacks shown; resumed bit by bit"
+        return 1, f"limit {LOST} s: {told}"
 
     def kill_one(self) -> Outcome:
         return self.gone(1, signal.SIGKILL)
@@ -286,10 +289,9 @@ class Faults:
         return self.gone(1, signal.SIGSTOP)
 
     def stuck(self, fault: str, phase: str) -> Outcome:
-        limit = 30
         name = fault.partition(":")[0]
         workdir = self.copy(name)
-        with Hosts(workdir, 2, 2, SPLIT, f"--config.stall_limit={limit}", faults={1: fault}) as run:
+        with Hosts(workdir, 2, 2, SPLIT, f"--config.stall_limit={STALLED}", faults={1: fault}) as run:
             began = time.monotonic()
             codes = run.wait(180)
             took = time.monotonic() - began
@@ -298,7 +300,7 @@ class Faults:
         check(re.search(rf"behind the others: host 1 in '{phase}", text) is not None, text[-3000:])
         for host in (0, 1):
             check("most recent call first" in run.output(host), f"no stacks of host {host}")
-        return 1, f"limit {limit} s: all ended by a signal {took:.0f} s after the start, host 1 and {phase!r} named"
+        return 1, f"limit {STALLED} s: all ended by a signal {took:.0f} s after the start, host 1 and {phase!r} named"
 
     def stuck_loader(self) -> Outcome:
         return self.stuck("stuck_loader:6", "data of step")
