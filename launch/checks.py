@@ -58,6 +58,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.duplicates": Output("write"),
     "benchmarks.feed": Output("write"),
     "benchmarks.goodput": Output("write"),
+    "benchmarks.gpu": Output("out"),
     "benchmarks.input": Output("write"),
     "benchmarks.mutants": Output("write"),
     "benchmarks.neighbourhoods": Output("write"),
@@ -80,7 +81,7 @@ OUTPUTS: dict[str, Output | None] = {
     **dict.fromkeys(
         [
             f"benchmarks.{name}"
-            for name in ("agreement", "coordination", "load", "loader", "overhead", "tpu_check", "train_step")
+            for name in ("agreement", "coordination", "embed", "load", "loader", "overhead", "tpu_check", "train_step")
         ]
     ),
 }

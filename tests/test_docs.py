@@ -349,7 +349,8 @@ def test_the_repository_has_one_address():
 def test_ci_runs_what_contributors_run_and_badges_are_of_what_exists():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]
     assert workflow["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
-    assert workflow["steps"][-1] == {"run": ".ci/run"}
+    [variable] = workflow["steps"][-1].pop("env").items()
+    assert variable == ("CI", "${{ matrix.python == '3.11' }}") and workflow["steps"][-1] == {"run": ".ci/run"}
     badges = re.findall(r"\[!\[([^]]+)\]", README)
     assert set(badges) == {"Open in Colab"}
 

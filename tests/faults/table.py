@@ -544,6 +544,7 @@ def table(folder: Path, kills: int, only: str) -> Iterator[tuple[str, str, bool]
     ]
 
     first, second = Faults(folder / "first", kills), Faults(folder / "second", kills)
+    seconds: dict[str, float] = {}
 
     def attempt(promise: str, fault: str, trial: Callable[[Faults], Outcome]) -> tuple[str, str, bool]:
         beginning = f"| {promise} | {fault} |"
@@ -556,7 +557,8 @@ def table(folder: Path, kills: int, only: str) -> Iterator[tuple[str, str, bool]
                 kept = True
             except (Broken, TimeoutError, subprocess.TimeoutExpired) as error:
                 times, happened, kept = 1, f"**BROKEN**: {str(error)[-1500:]}", False
-            print(f"{trial.__name__}: {happened} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+            seconds[trial.__name__] = time.monotonic() - began
+            print(f"{trial.__name__}: {happened} ({seconds[trial.__name__]:.0f} s)", file=sys.stderr, flush=True)
             if kept:
                 break
             if faults is first:
@@ -565,6 +567,8 @@ def table(folder: Path, kills: int, only: str) -> Iterator[tuple[str, str, bool]
 
     with ThreadPoolExecutor(3) as pool:  # many of them wait for a minute
         yield from pool.map(lambda row: attempt(*row), trials)
+    slowest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:10]
+    print("slowest: " + ", ".join(f"{name} {seconds[name]:.0f} s" for name in slowest), file=sys.stderr)
 
 
 def main(argv: list[str]) -> int:

@@ -168,6 +168,7 @@ def test_the_output_of_every_command_of_the_project_is_listed():
             "benchmarks.train_step_torch",
             "tests.faults.inject",
             "benchmarks.input_others",
+            "benchmarks.embed_torch",
         ),
         *("benchmarks.tpu_rows", "benchmarks.published_runs"),
     }
