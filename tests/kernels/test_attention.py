@@ -53,37 +53,50 @@ def exact_attention(qkv, heads, cotangent):
     return attended.reshape(images, tokens, wide // 3), grads.reshape(qkv.shape)
 
 
+def normal(seed, shape, dtype="float32"):
+    """By NumPy, as JAX compiles a program for each shape."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
+
+
 def random_images(images, tokens, heads, head_dim, dtype="float32"):
-    return jax.random.normal(jax.random.key(0), (images, tokens, 3 * heads * head_dim), dtype)
+    return normal(0, (images, tokens, 3 * heads * head_dim), dtype)
 
 
 def pack(packing, x, empty=0.0):
     return packing.pack(x, empty).reshape(-1, packing.rows, x.shape[-1])
 
 
+def rows_of_images(packing, x):
+    """As `unpack`, of a NumPy array."""
+    tokens = x[:, : packing.images * packing.tokens]
+    return tokens.reshape(-1, packing.tokens, x.shape[-1])
+
+
 def unpack(packing, x):
     return packing.unpack(jnp.asarray(x).reshape(-1, x.shape[-1]))
 
 
-def interpret(projected, bias, packing, heads, cotangent):
-    """Returns what the kernels compute: attended values, and the gradients of projections and bias."""
+def interpret(images, bias, packing, heads, cotangent):
+    """Returns what the kernels compute: attended values, and the gradients of projections and bias, in packs."""
 
-    def run(projected, bias, cotangent):
-        attended, transpose = jax.vjp(lambda *args: kernels.fused_attention(*args, packing, heads), projected, bias)
-        return attended, *transpose(cotangent)
+    def run(images, bias, cotangent):
+        packed = pack(packing, images, 1e4)
+        attended, transpose = jax.vjp(lambda *args: kernels.fused_attention(*args, packing, heads), packed, bias)
+        grads = transpose(pack(packing, cotangent))
+        return jax.tree.map(lambda x: x.astype(jnp.float32), (attended, *grads))
 
     with kernels.interpret_kernels():
-        return [np.asarray(x.astype("float32")) for x in jax.jit(run)(projected, bias, cotangent)]
+        return [np.asarray(x) for x in jax.jit(run)(images, bias, cotangent)]
 
 
 def assert_exact(images, heads, limits, division=kernels.NARROW):
     """Whatever is in the empty rows, and these get no gradient."""
     packing = choose_packing(images.shape[1], heads, len(images), division)
-    bias = jax.random.normal(jax.random.key(2), images.shape[2:]) * (limits != EXTREME)
-    cotangent = jax.random.normal(jax.random.key(1), (*images.shape[:2], images.shape[2] // 3), images.dtype)
-    found = interpret(pack(packing, images, 1e4), bias, packing, heads, pack(packing, cotangent))
-    exact, exact_grad = exact_attention(np.asarray(images + bias.astype(images.dtype)), heads, np.asarray(cotangent))
-    attended, grad = (unpack(packing, x) for x in found[:2])
+    bias = np.asarray(normal(2, images.shape[2:])) * (limits != EXTREME)
+    cotangent = normal(1, (*images.shape[:2], images.shape[2] // 3), images.dtype)
+    found = interpret(images, bias, packing, heads, cotangent)
+    exact, exact_grad = exact_attention(np.asarray(images) + bias.astype(images.dtype), heads, np.asarray(cotangent))
+    attended, grad = (rows_of_images(packing, x) for x in found[:2])
     assert_close(attended, exact, limits[0])
     assert_close(grad, exact_grad, limits[1])
     assert_close(found[2], exact_grad.sum((0, 1)), limits[2])

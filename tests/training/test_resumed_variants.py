@@ -10,11 +10,9 @@ from vit_jax import interop, models, train
 from vit_jax.models import bit_spec
 
 RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
-MODELS = {
-    "relative": {"position": "relative", "relative_tables": "head"},
+MODELS = {  # one of each family; the state of others differs in the names of arrays alone
     "Axial-ViT": {"name": "Axial-ViT-mu/4", "pooling": "gap"},
     "SASA-ResNet": RESNET | {"name": "BiT-R26x1", "unit": "stand_alone", "root": "attention", "se_reduction": 16},
-    "hybrid": {"name": "R+ViT-mu/4"},
 }
 
 
