@@ -96,7 +96,7 @@ def test_labels_of_multi_label_data(tmp_path):
             r"the column label of record 0 of .*a.parquet must be a whole number, or a list of th",
         ),
         ({"label": [None] * 9}, r"must be a whole number, or a list of these, not None"),
-        ({"label": [-1] * 9}, r"has the label -1, but there are 3 classes"),
+        ({"label": [-2] * 9}, r"has the label -2, but there are 3 classes"),
         ({"label": [0] * 9, "image": [None] * 9}, r"cannot read record 0 of .*: its column image contains no bytes of"),
         (
             {"label": [0] * 9, "image": [{"bytes": None, "path": "x.jpg"}] * 9},

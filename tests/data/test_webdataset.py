@@ -168,7 +168,7 @@ def test_labels_are_where_they_are_said_to_be(tmp_path):
             r"has no label x: its members are png, cls, json, and it has",
         ),
         ({"cls": b"cat"}, "", r"the label of record 0 of .*\(000\) must be a number, or a list of numbers, not 'cat'"),
-        ({"cls": b"-1"}, "", r"record 0 of .*a.tar has the label -1, but there are 3 classes"),
+        ({"cls": b"-2"}, "", r"record 0 of .*a.tar has the label -2, but there are 3 classes"),
         ({"json": {"label": 1.5}}, "", r"must be a number, or a list of numbers, not 1.5"),
         ({"json": {"label": [0, 1]}}, "", r"has 2 labels, but one is expected"),
         ({"cls": b"0"}, ",image=seg.png", r"cannot read record 0 of .*: its members png, cls contain no seg.png"),

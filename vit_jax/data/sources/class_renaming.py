@@ -89,12 +89,13 @@ def map_label(label: Label, labels: tuple[int, ...] | None) -> Label:
     Args:
         label: the label in the part: an int, or an array padded with -1. The result has the same form, and each label
             once.
-        labels: label in the part -> label in the mixture; None: they are the same.
+        labels: label in the part -> label in the mixture; None: they are the same. An image without a label, -1, has
+            none in the mixture.
     """
     if labels is None:
         return label
     if isinstance(label, int):
-        return labels[label]
+        return labels[label] if label >= 0 else label
     mapped = list(dict.fromkeys(labels[one] for one in label if one >= 0))
     padded: Int32[np.ndarray, " max_labels"] = np.full(len(label), -1, np.int32)
     padded[: len(mapped)] = mapped

@@ -102,7 +102,7 @@ class MixedExamples:
         The split `0 train` is the split `train` of the first part.
         """
         number, name = locate_split(split)
-        image, label = self.sources[number].read_example(name, index, **opening)
+        image, label = self.sources[number].read(name, index, **opening)
         return image, map_label(label, self.labels[number])
 
     def read_name(self, split: str, index: int) -> str:

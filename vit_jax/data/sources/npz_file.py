@@ -116,14 +116,14 @@ def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:
     """Returns the labels of a split.
 
     Raises:
-        UserError: there are no labels, or they are not whole numbers [n] of 0 or more.
+        UserError: there are no labels, or they are not whole numbers [n] of 0 or more, or -1 for an image without one.
     """
     if split + LABELS not in arrays:
         raise UserError(f"{path} has {split}{IMAGES}, but no {split}{LABELS}.")
     labels = arrays[split + LABELS]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < -1:
         kind = f"{labels.dtype} {list(labels.shape)}"
-        raise UserError(f"{split}{LABELS} of {path} must be whole numbers [n] of 0 or more, not {kind}.")
+        raise UserError(f"{split}{LABELS} of {path} must be whole numbers [n] of -1 (no label) or more, not {kind}.")
     return labels
 
 
