@@ -33,7 +33,7 @@ from vit_jax.data.shards.manifest import (
     write_manifest,
 )
 from vit_jax.data.shards.progress import PROGRESS, packing_lock, record_finished, resume_progress
-from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
+from vit_jax.data.sources import Source, SourceConfig, have_same_classes, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 
 SHARD_BYTES = 256_000_000  # about the size of a shard: few files, and each is soon packed again after a crash
@@ -299,13 +299,22 @@ def open_splits(source_config: SourceConfig, names: Sequence[str]) -> dict[str, 
     """Returns split -> its examples, which must have labels; of the splits `names`, or of all if none is named.
 
     Raises:
-        UserError: the source or a split is missing, or a split is not whole.
+        UserError: the source or a split is missing, a split is not whole, or two splits number other classes.
     """
     check_whole(names)
     sources = {
         split: dataclasses.replace(open_split(source_config, split), needs_labels=True)
         for split in list_splits(source_config, names)
     }
+    first = next(iter(sources))
+    for split, source in sources.items():
+        are_named = sources[first].class_names and source.class_names
+        counts = {source.num_classes, sources[first].num_classes}
+        if len(counts) > 1 or (are_named and not have_same_classes(source, sources[first])):
+            raise UserError(
+                f"the splits {first} and {split} have different classes, or number them differently, but a packed set "
+                "has one numbering of its classes; pack each split into a folder of its own, with --splits"
+            )
     return sources
 
 
