@@ -7,7 +7,10 @@ form: "é" may be one character or two, and file systems differ in what they mak
 import itertools
 import unicodedata
 
+from vit_jax import printable
 from vit_jax.data.sources.source import Source
+
+SHOWN_NAMES, SHOWN_CHARACTERS = 5, 40  # of the first classes, in the lines that a run prints
 
 
 def compose(name: str) -> str:
@@ -25,3 +28,13 @@ def have_same_classes(one: Source, other: Source) -> bool:
     pairs = list(itertools.product(kinds_of_names(one), kinds_of_names(other)))
     named = bool(one.class_names or other.class_names)
     return one.num_classes == other.num_classes and (any(own == theirs for own, theirs in pairs) or not named)
+
+
+def describe_classes(source: Source) -> str:
+    """Returns the number of images and of classes of a split, and the names of the first classes, as one line."""
+    names = source.class_names or ()
+    first = ", ".join(printable(name, SHOWN_CHARACTERS) for name in names[:SHOWN_NAMES])
+    shown = f": {first}{', ...' if len(names) > SHOWN_NAMES else ''}" if names else " without names"
+    return (
+        f"{len(source):,} images of {source.num_classes:,} {'class' if source.num_classes == 1 else 'classes'}{shown}"
+    )

@@ -10,13 +10,19 @@ import numpy as np
 from vit_jax import UserError, tell
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
+from vit_jax.data.sources.folder_splits import SPLITS, describe_splits, first_names, split_folders
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
 from vit_jax.data.sources.source import Source, SourceConfig, stamp_files, stamp_versions
-from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
+from vit_jax.data.sources.splits import (
+    SPLIT_WORDS,
+    canonical_name,
+    name_splits,
+    resolve_name,
+    select_examples,
+    split_names,
+)
 from vit_jax.storage import filesystem
 
-SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
-WANTED = f"it must contain {LAYOUT}"
 WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
 CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # describe classes in words: Tiny-ImageNet's, ImageNet's
 
@@ -35,7 +41,8 @@ class ImageFolder:
         class_names: sorted names of the classes.
         class_words: `class_names` with a description in words, where a file beside the splits has one.
         digest: a hash of the relative paths and labels of the listed splits, in order.
-        split_names: the folder names of all splits that have labels.
+        split_names: the names of all splits that have labels: those of their folders, if these are names of splits.
+        read_as: which folders are read as splits by other names, see `describe_splits`.
         notes: a line for each split listed that has a label file or files that are skipped.
     """
 
@@ -51,7 +58,8 @@ class ImageFolder:
         """
         tree = FolderTree(root)
         self.root = tree.root
-        folders = split_folders(tree)
+        folders = find_splits(tree)
+        self.read_as = describe_splits(folders)
         for name in splits:
             resolve_name(name, folders, f"split of the folder {self.root}")
         splits = list(map(canonical_name, splits))
@@ -61,11 +69,12 @@ class ImageFolder:
         for name in splits:
             if name in unlabelled:
                 raise missing_labels(tree, folders[name])
-        self.split_names = tuple(folder for name, folder in folders.items() if folder and name not in unlabelled)
+        named = {name: folder if folder in SPLITS else name for name, folder in folders.items() if folder}
+        self.split_names = tuple(folder for name, folder in named.items() if name not in unlabelled)
         self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
         self.class_words = label_files.names_in_words(self.class_names, texts)
-        listed = {name: self.list_split(folders[name], tree) for name in splits}
+        listed = {name: self.list_split(name, folders[name], tree) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
         self.counts = {name: len(files) for name, files in self.files.items()}
@@ -81,12 +90,12 @@ class ImageFolder:
             digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
         self.digest = digest.hexdigest()
 
-    def list_split(self, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
+    def list_split(self, split: str, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
         skipped: collections.Counter[str] = collections.Counter()
         labelled = ""
         if has_class_folders(tree, folder, self.class_names):
-            classes = self.classes_by_folder(folder, tree, skipped)
+            classes = self.classes_by_folder(split, folder, tree, skipped)
         else:
             label_file = choose_label_file(tree, folder)
             labelled = f", labels from {label_file.rpartition('/')[2]}"
@@ -109,7 +118,9 @@ class ImageFolder:
         order = np.argsort([hashlib.sha256(path).digest() for path in paths])
         return np.array(paths)[order], labels[order]
 
-    def classes_by_folder(self, folder: str, tree: FolderTree, skipped: collections.Counter[str]) -> dict[str, str]:
+    def classes_by_folder(
+        self, split: str, folder: str, tree: FolderTree, skipped: collections.Counter[str]
+    ) -> dict[str, str]:
         """Returns file -> class of a split with class folders, and counts other files in `skipped`.
 
         Raises:
@@ -126,7 +137,7 @@ class ImageFolder:
             images = tree.images_below(join_relative(folder, name), skipped) if name in present else []
             classes |= dict.fromkeys(images, name)
             empty += [] if images else [name]
-        if not classes or (empty and SPLITS.get(folder, "train") == "train"):
+        if not classes or (empty and split == "train"):
             suffixes = " ".join(IMAGE_SUFFIXES)
             raise UserError(f"these classes of {path} contain no images ({suffixes}): {first_names(empty)}")
         return classes
@@ -172,7 +183,7 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens image files in folders; see `ImageFolder`. The EXIF orientation is applied."""
     folder = ImageFolder(name, split_names(split))
     return Source(
-        name="folder",
+        name=f"folder {folder.read_as}".strip(),
         parts=tuple(select_examples(split, folder.counts)),
         read_example=folder.read_example,
         num_classes=len(folder.class_names),
@@ -224,10 +235,11 @@ def choose_label_file(tree: FolderTree, folder: str) -> str:
     if images := tree.images_in(folder):
         if not candidates:
             raise UserError(
-                f"{path} contains images directly ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
+                f"{path} contains images directly ({first_names(images)}); it must contain {LAYOUT}; "
+                f"{WITHOUT_FOLDERS.format(path)}"
             )
     elif not tree.subfolders(folder):
-        raise UserError(f"the folder {path} contains no class folders; {WANTED}")
+        raise UserError(f"the folder {path} contains no class folders; it must contain {LAYOUT}")
     if len(candidates) > 1:
         raise UserError(f"{path} has several label files: {first_names(candidates)}; keep one of them")
     return candidates[0]
@@ -257,8 +269,12 @@ def find_label_files(tree: FolderTree, folder: str) -> list[str]:
     """
     if inside := [path for path in tree.files_in(folder) if label_files.is_label_file(path)]:
         return inside
-    names = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
-    return [path for path in tree.files_beside_splits() if folder and label_files.is_label_file(path, names)]
+    split = next(iter(name_splits([folder.partition("/")[0]]).values()), None)
+    for words in (SPLITS, SPLIT_WORDS):  # other words, such as training, only where a file names none of the usual ones
+        names = [word for word, meant in words.items() if meant == split]
+        if beside := [path for path in tree.files_beside_splits() if label_files.is_label_file(path, names)]:
+            return beside
+    return []
 
 
 def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
@@ -268,12 +284,17 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
         UserError: see `split_folders`.
     """
     tree = FolderTree(name)
-    folders = split_folders(tree)
+    folders = find_splits(tree)
     classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
     unlabelled = unlabelled_splits(tree, folders, classes)
     for path in (tree.full_path(folders[split]) for split in unlabelled):
         tell(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
     return [split for split in folders if split not in unlabelled]
+
+
+def find_splits(tree: FolderTree) -> dict[str, str]:
+    """Returns split -> its folder, see `split_folders`."""
+    return split_folders(tree, bool(find_label_files(tree, "")))
 
 
 def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
@@ -295,35 +316,3 @@ def missing_labels(tree: FolderTree, folder: str) -> UserError:
         f"{path} has no labels{why}; vit_jax.predict takes a folder of images without labels; to train or evaluate, "
         f"{WITHOUT_FOLDERS.format(path)}"
     )
-
-
-def split_folders(tree: FolderTree) -> dict[str, str]:
-    """Returns split -> folder below the root ('' is the root).
-
-    Raises:
-        UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`.
-    """
-    if inner := tree.kaggle_folder():
-        raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
-    root, folders = tree.root, tree.subfolders("")
-    splits = [name for name in folders if name in SPLITS]
-    others = [name for name in folders if name not in SPLITS]
-    if (images := tree.images_in("")) and (splits or not find_label_files(tree, "")):
-        raise UserError(f"{root} contains images directly ({first_names(images)}); {WANTED}")
-    if not folders and not images:
-        raise UserError(f"the folder {root} contains no class folders; {WANTED}")
-    if splits and others:
-        raise UserError(
-            f"{root} contains both split folders ({first_names(splits)}) and other folders ({first_names(others)}); "
-            f"{WANTED}"
-        )
-    if not splits:
-        return {"train": ""}
-    if {"val", "validation"} <= set(splits):
-        raise UserError(f"the folder {root} contains both val and validation; keep one of them")
-    return {SPLITS[name]: name for name in splits}
-
-
-def first_names(names: list[str]) -> str:
-    """Returns the first few of the names as one string, for an error message."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
