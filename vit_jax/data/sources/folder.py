@@ -205,11 +205,14 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
     They are the names of its subfolders or, if it contains images directly, the classes in its label file.
 
     Raises:
-        UserError: the folder contains images directly, but has no label file or several.
+        UserError: the folder contains images directly, but has no label file or several, or its label file gives nearly
+            every image a class of its own.
     """
     if tree.images_in(folder):
         label_file = choose_label_file(tree, folder)
-        return tuple(sorted(set(classes_by_label_file(tree, folder, label_file, collections.Counter()).values())))
+        classes = classes_by_label_file(tree, folder, label_file, collections.Counter())
+        label_files.check_classes(classes, tree.full_path(label_file))
+        return tuple(sorted(set(classes.values())))
     return tuple(tree.subfolders(folder))
 
 

@@ -43,9 +43,9 @@ def split_folders(tree: FolderTree, has_label_file: bool) -> dict[str, str]:
     if others and named and (len(set(named.values())) > 1 or any(tree.subfolders(name) for name in named)):
         beside = first_names(others)
         raise UserError(
-            f"the folders of {root} can be read in two ways: as the splits {first_names([*named])}, beside {beside}, or "
-            f"as {len(folders)} classes; to read splits, move {beside} elsewhere; to read classes, move all of them into "
-            f"a folder {root}/train"
+            f"the folders of {root} can be read in two ways: as the splits {first_names([*named])}, beside {beside}, "
+            f"or as {len(folders)} classes; to read splits, move {beside} elsewhere; to read classes, move all of them "
+            f"into a folder {root}/train"
         )
     if others or not named:
         check_inside(tree, folders)
