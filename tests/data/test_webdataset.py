@@ -149,6 +149,19 @@ def test_labels_are_where_they_are_said_to_be(tmp_path):
     assert stated[0]["label"] == 0 and stated.class_names == ("x", "y")
 
 
+def test_splits_with_their_labels_in_different_fields_are_not_read_as_one(tmp_path):
+    splits = {}
+    for split, field in (("train", "fine"), ("test", "coarse"), ("val", None)):
+        write_tar(tmp_path / f"{split}.tar", sample(0, json={"label": 0, "fine": 1, "coarse": 2}))
+        splits[split] = {"filenames": [f"{split}.tar"], "shard_lengths": [1], "alt_label": field}
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": splits, "num_classes": 3}))
+    source = f"webdataset:{tmp_path}"
+    assert [opened(source, split)[0]["label"] for split in ("train", "test", "val")] == [1, 2, 0]
+    with pytest.raises(UserError, match=r"alt_label, fine for train and coarse for test; .* ,label=fine after the"):
+        opened(source, "train+test")
+    assert [row["label"] for row in opened(f"{source},label=coarse", "train+test")] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("members", "options", "sentence"),
     [
