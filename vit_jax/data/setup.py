@@ -323,8 +323,7 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
         logging.getLogger(__name__).warning(
             "evals.%s contains training images: its split overlaps with data.split", name
         )
-    differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
-    if has_classes_of_head(eval_config) and differ:
+    if has_classes_of_head(eval_config) and not sources.have_same_classes(evaluated, train):
         other = f"evals.{name}.split={eval_config.split} has other classes than the training data, or another order"
         raise UserError(f"{other}; choose other data, or evaluate the features, with the kind fewshot or knn")
     return eval_sources

@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax import UserError, tell
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
+from vit_jax.data.sources.class_names import compose
 from vit_jax.data.sources.folder_splits import SPLITS, describe_splits, first_names, split_folders
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
 from vit_jax.data.sources.source import Source, SourceConfig, stamp_files, stamp_versions
@@ -99,15 +100,8 @@ class ImageFolder:
         else:
             label_file = choose_label_file(tree, folder)
             labelled = f", labels from {label_file.rpartition('/')[2]}"
-            classes = classes_by_label_file(tree, folder, label_file, skipped)
-            known = set(self.class_names)
-            # ImageNet's label files also state the position of the object, after the class.
-            classes = {path: one if one in known else one.partition(" ")[0] for path, one in classes.items()}
-            if unknown := sorted(set(classes.values()) - known):
-                raise UserError(
-                    f"the label file of {tree.full_path(folder)} has classes that train does not have: "
-                    f"{first_names(unknown)}"
-                )
+            stated = classes_by_label_file(tree, folder, label_file, skipped)
+            classes = match_classes(stated, self.class_names, tree.full_path(folder))
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
         if labelled or reasons:
             left_out = f"; skipped: {reasons}" if reasons else ""
@@ -126,15 +120,16 @@ class ImageFolder:
         Raises:
             UserError: a folder is not a class of train, there are no images, or a class of train has no images.
         """
-        path, present = tree.full_path(folder), set(tree.subfolders(folder))
-        if unknown := sorted(present - set(self.class_names)):
+        path, present = tree.full_path(folder), {compose(name): name for name in tree.subfolders(folder)}
+        if unknown := sorted(present.keys() - set(map(compose, self.class_names))):
             raise UserError(
                 f"{path} has classes that train does not have: {first_names(unknown)}; {WITHOUT_FOLDERS.format(path)}"
             )
         classes: dict[str, str] = {}
         empty = []
         for name in self.class_names:
-            images = tree.images_below(join_relative(folder, name), skipped) if name in present else []
+            inside = present.get(compose(name))
+            images = tree.images_below(join_relative(folder, inside), skipped) if inside else []
             classes |= dict.fromkeys(images, name)
             empty += [] if images else [name]
         if not classes or (empty and split == "train"):
@@ -206,14 +201,21 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
 
     Raises:
         UserError: the folder contains images directly, but has no label file or several, or its label file gives nearly
-            every image a class of its own.
+            every image a class of its own, or the names of two classes differ only in their form of Unicode.
     """
     if tree.images_in(folder):
         label_file = choose_label_file(tree, folder)
         classes = classes_by_label_file(tree, folder, label_file, collections.Counter())
         label_files.check_classes(classes, tree.full_path(label_file))
-        return tuple(sorted(set(classes.values())))
-    return tuple(tree.subfolders(folder))
+        names = sorted(set(classes.values()))
+    else:
+        names = tree.subfolders(folder)
+    if repeated := [name for name, count in collections.Counter(map(compose, names)).items() if count > 1]:
+        raise UserError(
+            f"{tree.full_path(folder)} has several classes {repeated[0]}, whose names differ only in their form of "
+            "Unicode; give them one name"
+        )
+    return tuple(names)
 
 
 def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -> bool:
@@ -225,7 +227,7 @@ def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -
     present = tree.subfolders(folder)
     if tree.images_in(folder) or not present:
         return False
-    return set(present) <= set(classes) or not find_label_files(tree, folder)
+    return set(map(compose, present)) <= set(map(compose, classes)) or not find_label_files(tree, folder)
 
 
 def choose_label_file(tree: FolderTree, folder: str) -> str:
@@ -263,6 +265,20 @@ def classes_by_label_file(
         name=tree.full_path(label_file),
         skipped=skipped,
     )
+
+
+def match_classes(stated: dict[str, str], names: tuple[str, ...], path: str) -> dict[str, str]:
+    """Returns file -> class of train, given file -> class as the label file of the split `path` states it.
+
+    Raises:
+        UserError: a class is not one of `names`, those of train.
+    """
+    known = {compose(name): name for name in names}
+    # ImageNet's label files also state the position of the object, after the class.
+    classes = {file: one if compose(one) in known else one.partition(" ")[0] for file, one in stated.items()}
+    if unknown := sorted({one for one in classes.values() if compose(one) not in known}):
+        raise UserError(f"the label file of {path} has classes that train does not have: {first_names(unknown)}")
+    return {file: known[compose(one)] for file, one in classes.items()}
 
 
 def find_label_files(tree: FolderTree, folder: str) -> list[str]:
@@ -305,7 +321,8 @@ def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[
     splits = []
     for split, folder in folders.items():
         present = tree.subfolders(folder)
-        flat = tree.images_in(folder) or (len(present) == 1 and present[0] not in classes)
+        known = set(map(compose, classes))
+        flat = tree.images_in(folder) or (len(present) == 1 and compose(present[0]) not in known)
         if split != "train" and flat and not find_label_files(tree, folder):
             splits.append(split)
     return splits

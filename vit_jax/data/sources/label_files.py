@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vit_jax import UserError, user_errors
+from vit_jax.data.sources.class_names import compose
 
 # Names of columns, in which only letters and digits count: `File_Name` is filename.
 IMAGE_COLUMNS = ("filename", "file", "filepath", "path", "image", "imagename", "imagepath", "imagefile", "img")
@@ -144,5 +145,5 @@ def names_in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, .
         name, _, described = line.partition("\t" if "\t" in line else " ")
         described = " ".join(described.encode("utf-8", "replace").decode("utf-8").split())
         if described:
-            words.setdefault(name, described)
-    return tuple(f"{words[name]} [{name}]" if name in words else name for name in names)
+            words.setdefault(compose(name), described)
+    return tuple(f"{words[compose(name)]} [{name}]" if compose(name) in words else name for name in names)
