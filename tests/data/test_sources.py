@@ -344,6 +344,7 @@ def test_the_fingerprint_of_an_npz_file_is_of_its_contents(tmp_path):
         ({"train_images": np.zeros((4, 5, 7, 3))}, "train", "must be uint8 .*, not float64"),
         ({"train_images": np.array(["a", None])}, "train", "cannot read .*few.npz: Object arrays cannot be loaded"),
         ({"class_names": np.array(["a", "b"])}, "train", "has the label 2, but only 2 names in class_names"),
+        ({"class_names": np.array("cat")}, "train", r"class_names of .* must be names \[classes\], not <U3 \[\]"),
     ],
 )
 def test_wrong_npz_files(tmp_path, arrays, split, sentence):

@@ -246,6 +246,7 @@ def test_damaged_tars_are_named(tmp_path):
     [
         ("{", "cannot read .*_info.json: JSONDecodeError"),
         ("[]", "_info.json: it must be a JSON object whose field splits is an object"),
+        ('{"splits": {"train": {}, "train": {}}}', "ValueError: the key 'train' occurs twice in an object"),
         ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train must have the lists filenames and shard_len"),
         (
             '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [1.5]}}}',

@@ -318,8 +318,7 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated = eval_sources[keys[0]]
-    elsewhere = evaluated.name.startswith("folder") and (eval_config.source or config.data.source) != config.data.source
-    if evaluated.name == train.name and not elsewhere and evaluated.overlaps(train):
+    if evaluated.overlaps(train):
         logging.getLogger(__name__).warning(
             "evals.%s contains training images: its split overlaps with data.split", name
         )

@@ -12,7 +12,6 @@ classes that have the same name in the model and in the data. `order` is for dat
 the model's order; the names of the classes are ignored.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -21,9 +20,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
-from vit_jax import UserError, choose, interop, printable, user_errors
+from vit_jax import UserError, choose, interop, printable
 from vit_jax.data.sources import Source, compose
 from vit_jax.models import Model
+from vit_jax.storage import read_json
 
 FOLDER = Path(__file__).parent
 WITHOUT_FILE = ("names", "order")
@@ -107,8 +107,7 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     path = Path(name)
     if path.suffix != ".json":
         path = FOLDER / f"{choose('class map', name, list_class_maps())}.json"
-    with user_errors(f"cannot read {path}", OSError, ValueError):
-        entries = json.loads(path.read_text(encoding="utf-8"))
+    entries = read_json(str(path))
     valid = isinstance(entries, dict) and all(
         isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids) for ids in entries.values()
     )

@@ -6,7 +6,6 @@ each class must have an entry. Several classes may get the same name and so beco
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,15 +14,12 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data.sources.class_names import compose
 from vit_jax.data.sources.source import Label, Source
-from vit_jax.storage import filesystem
+from vit_jax.storage import read_json
 
 
 def read_renaming(path: str) -> Mapping[str, str]:
     """Reads a renaming from a local or remote file; raises UserError if it is missing or not an object of names."""
-    try:
-        stated = json.loads(filesystem.read_bytes(path))
-    except ValueError as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    stated = read_json(path)
     if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
         raise UserError(f'cannot read {path}: it must be an object of names, such as {{"tabby": "cat"}}')
     return stated

@@ -165,6 +165,7 @@ def mix_sources(
         read_name=examples.read_name,
         notes=(*itertools.chain(*(source.notes for source in sources)), describe_join(texts, names, shown, labels)),
         shards=mix_shards(sources),
+        origins=tuple(itertools.chain(*(source.origins for source in sources))),
         mixture=Mixture(tuple(map(len, sources)), weights),
     )
 

@@ -24,6 +24,7 @@ from vit_jax.data.sources import splits
 from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
+Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +125,12 @@ class Source:
         shards: the shards in which the examples lie; None if they do not lie in shards.
         mixture: how training draws from the parts of a mixture of sources; None if this is no mixture.
         needs_labels: whether an image without a label is refused when it is read.
+        origins: (data set, whole split, range of its examples) of each part; two sources of the same images share some.
     """
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read_example: Callable[..., tuple[images.RGB | images.EncodedImage, Label]]
+    read_example: Callable[..., Example]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
@@ -143,6 +145,7 @@ class Source:
     shards: Shards | None = None
     mixture: Mixture | None = None
     needs_labels: bool = False
+    origins: tuple[tuple[str, str, range], ...] = ()
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -158,9 +161,7 @@ class Source:
         image, label = self.read(*splits.locate_example(self.parts, int(index)))
         return {"image": image, "label": label}
 
-    def read(
-        self, split: str, row: int, **opening: Callable[..., Any]
-    ) -> tuple[images.RGB | images.EncodedImage, Label]:
+    def read(self, split: str, row: int, **opening: Callable[..., Any]) -> Example:
         """Returns (image, label) number `row` of a whole split; takes what `read_example` takes, raises as an index."""
         image, label = self.read_example(split, row, **opening)
         name = image.name if isinstance(image, images.EncodedImage) else f"image {row}"
@@ -236,12 +237,11 @@ class Source:
             )
 
     def overlaps(self, other: "Source") -> bool:
-        """Returns whether two splits of the same data share examples."""
+        """Returns whether two sources share examples."""
         return any(
-            splits.canonical_name(name) == splits.canonical_name(same)
-            and max(rows.start, others.start) < min(rows.stop, others.stop)
-            for name, rows in self.parts
-            for same, others in other.parts
+            place == same and max(rows.start, others.start) < min(rows.stop, others.stop)
+            for *place, rows in self.origins
+            for *same, others in other.origins
         )
 
     @property
