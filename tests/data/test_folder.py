@@ -282,6 +282,7 @@ HEADERS = {
     "file_name,caption,label": "{row}.png,a photo of number {row},{name}",
     "Unnamed: 0,photo,breed": "{row},{other}.png,{name_of_other}",
     "label,Image_Path": "{name},train/{row}.png",
+    "image_id,dx,age": "{row},{name},{row}",
     "id,width,file,category": "{other},{row},{row}.png,{name}",
     "ImageId,PredictionString": "{row},{name}",
     "image,label,source": "{row},{name},web",
@@ -302,7 +303,18 @@ def test_columns_of_a_label_file_are_found_by_their_names(tmp_path, header):
     assert source.class_names == ("cat", "dog") and labels_of(source) == [(0, 0)] * 4 + [(1, 1)] * 4
 
 
-@pytest.mark.parametrize("line", ["{row},{row}.png,dog", "{row}.png,a photo of {row},dog", "{row}.png,{row},dog"])
+def test_columns_are_not_guessed(tmp_path):
+    for row in range(4):
+        write_image(tmp_path / "train" / f"ISIC_{row}.png")
+    lines = [f"HAM_{row},ISIC_{row},mel" for row in range(4)]
+    (tmp_path / "train.csv").write_text("\n".join(["lesion_id,image_id,dx", *lines]))
+    with pytest.raises(UserError, match=r"none of the 5 files that .* lists exists"):
+        open_source(f"folder:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize(
+    "line", ["{row},{row}.png,dog", "{row}.png,a photo of {row},dog", "{row}.png,{row},dog", "{row},{row},photo"]
+)
 def test_a_label_file_with_a_class_for_each_image_is_refused(tmp_path, line):
     for row in range(8):
         write_image(tmp_path / "train" / f"{row}.png")

@@ -48,9 +48,9 @@ def parse_label_file(text: str, name: str) -> list[list[str]]:
 def choose_columns(header: Sequence[str]) -> tuple[int, int] | None:
     """Returns the numbers of the columns of images and of classes, by the names in the first line of a label file.
 
-    A column is one of images or of classes by its name, see `IMAGE_COLUMNS`; of several the first is taken. If only one
-    of the two has such a name, the other is the first column left. Columns of line numbers, as pandas writes them, are
-    left out. Returns None if no name is known, so that the line may be no header, or if a single column is left.
+    A column is one of images or of classes by its name, see `IMAGE_COLUMNS`; of several the first is taken. Columns of
+    line numbers, as pandas writes them, are left out; if two columns are left, one known name tells the other. Returns
+    None if the names do not tell, also where the line is no header.
     """
     words = [re.sub(r"[\W_]+", "", cell.lower()) for cell in header]
     left = [number for number, word in enumerate(words) if word not in NUMBER_COLUMNS]
@@ -61,11 +61,12 @@ def choose_columns(header: Sequence[str]) -> tuple[int, int] | None:
     image = first(IMAGE_COLUMNS)
     image = first(ID_COLUMNS) if image is None else image
     label = first(CLASS_COLUMNS, image)
-    if len(left) < 2 or (image is None and label is None and len(left) == len(words)):
+    if image is not None and label is not None:
+        return image, label
+    if len(left) != 2 or (image is None and label is None and len(left) == len(words)):
         return None
     image = next(number for number in left if number != label) if image is None else image
-    label = next(number for number in left if number != image) if label is None else label
-    return image, label
+    return image, next(number for number in left if number != image)
 
 
 def match_images(
