@@ -98,10 +98,11 @@ def tfds_folder(tmp_path):
     return tmp_path
 
 
-def write_tfds(folder, name, version, classes, counts, file_name=None, shards=1):
+def write_tfds(folder, name, version, classes, counts, file_name=None, shards=1, labels=None):
     """Writes PNG images, image i of the grey level i % 256, as TFDS prepares them; classes alternate.
 
     `file_name` is the pattern of a feature of that name, if any; each split has `shards`, at most one an image.
+    `labels` has the label of all images of a split, in place of the alternating ones.
     """
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -122,7 +123,7 @@ def write_tfds(folder, name, version, classes, counts, file_name=None, shards=1)
             for number in range(start, end):
                 encoded = io.BytesIO()
                 Image.fromarray(np.full((6, 8, 3), number % 256, np.uint8)).save(encoded, "PNG")
-                example = {"image": encoded.getvalue(), "label": number % len(classes)}
+                example = {"image": encoded.getvalue(), "label": (labels or {}).get(split, number % len(classes))}
                 named = {"file_name": file_name.format(number + 1).encode()} if file_name else {}
                 writer.write(serializer.serialize_example(example | named))
             writer.close()

@@ -11,6 +11,7 @@ from PIL import Image
 
 from configs import base
 from tests.conftest import ROOT, write_tfds
+from tests.data.test_parquet import write_table
 from tests.evals.helpers import make_source
 from tests.faults.hosts import Hosts, metrics
 from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
@@ -320,6 +321,14 @@ def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypat
     model, labels = models.create("ViT-mu/8", num_classes=2), np.array([0, 1])
     write_confusion(tmp_path / "plain", base.evaluation("classify"), make_source("ab"), model, np.eye(2), labels)
     assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
+
+
+def test_features_are_not_compared_with_classes_of_other_numbers(run, tmp_path):
+    for split, names in (("train", ["a", "b", "c"]), ("test", ["b", "a", "c"])):
+        write_table(tmp_path / f"{split}.parquet", {"label": {"_type": "ClassLabel", "names": names}})
+    request = f"knn:source=parquet:{tmp_path},train_split=train,split=test"
+    with pytest.raises(UserError, match=r"learns from train, whose classes are other ones than those of test"):
+        evaluate.evaluate(run, requests=[request])
 
 
 def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, caplog, capsys):

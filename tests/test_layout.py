@@ -183,3 +183,53 @@ def test_the_keys_of_what_is_kept_cover_the_package():
             covered = eval(folder, {"Path": Path, "__file__": str(FILES[module])})
             assert covered in (ROOT / "vit_jax", ROOT / "vit_jax" / "planning"), module
             assert covered.name == "vit_jax" or module.startswith("vit_jax.planning."), module
+
+
+# Functions that give the same whatever the order of what they take, and those that keep it.
+WITHOUT_ORDER = {"sorted", "set", "frozenset", "any", "all", "sum", "len", "min", "max"}
+IN_ORDER = {"list", "tuple", "iter", "enumerate", "zip", "map", "join", "fromkeys"}
+SETS = (ast.Set, ast.SetComp)
+
+
+def called(node: ast.AST) -> str:
+    """The name of the function or method that a node calls; empty if it is no call."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "id", getattr(function, "attr", ""))
+
+
+def is_set(node: ast.AST, names: set[str]) -> bool:
+    """Whether an expression is a set, as far as its form and `names`, those of variables that are sets, tell."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor | ast.Sub):
+        return any(is_set(side, names) or called(side) == "keys" for side in (node.left, node.right))
+    return isinstance(node, SETS) or called(node) in ("set", "frozenset") or getattr(node, "id", None) in names
+
+
+def loops_over_sets(function: ast.AST) -> list[str]:
+    """The sets whose elements a function takes in the order in which they are stored, which differs in each process."""
+    nodes = list(ast.walk(function))
+    names, loops = set[str](), list[tuple[ast.AST, ast.AST]]()
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value and is_set(node.value, set()):
+            names |= {one.id for one in getattr(node, "targets", [getattr(node, "target", None)]) if hasattr(one, "id")}
+    for node in nodes:
+        taken = node.args if called(node) in IN_ORDER else [getattr(node, "iter", None)]
+        taken = [node.value] if isinstance(node, ast.Starred) else taken
+        loops += [(node, each) for each in taken if each and is_set(each, names)]
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)} if loops else {}
+    found = []
+    for node, each in loops:
+        above = [node]
+        while not isinstance(above[-1], ast.stmt):
+            above.append(parents[above[-1]])
+        if not any(isinstance(one, SETS) or called(one) in WITHOUT_ORDER for one in above):
+            found.append(ast.unparse(each))
+    return found
+
+
+def test_no_order_of_a_set_is_used():
+    """It depends on PYTHONHASHSEED, so hosts would differ in what they read, name or exchange."""
+    assert loops_over_sets(ast.parse("a = {*b}\nc = [d for d in a], sorted(d for d in a), [*{e}]")) == ["a", "{e}"]
+    for module, tree in TREES.items():
+        classes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+        functions = [node for one in classes for node in one.body if isinstance(node, ast.FunctionDef)]
+        assert not [found for function in functions for found in loops_over_sets(function)], module

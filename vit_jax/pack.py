@@ -24,7 +24,7 @@ from tqdm import tqdm
 from vit_jax import UserError, cli
 from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
-from vit_jax.data.sources import SourceConfig
+from vit_jax.data.sources import SourceConfig, describe_classes
 
 SUSPICIOUS_DUPLICATE_FRACTION = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
 
@@ -109,6 +109,8 @@ def main(argv: list[str]) -> None:
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
     )
+    for split, source in packing.sources.items():
+        print(f"Split {split}: {describe_classes(source)}", file=sys.stderr)
     for note in dict.fromkeys(note for source in packing.sources.values() for note in source.notes):
         print(note, file=sys.stderr)
     total, size = sum(map(len, packing.rows.values())), sum(packing.sizes.values())

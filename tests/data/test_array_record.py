@@ -177,6 +177,10 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
         (change(records="five"), r"info.json: splits.train\[1\].records must be a whole number, not \"five\""),
         (lambda path: (path.parent / "info.json").write_text("{"), "cannot read .*info.json: JSONDecodeError"),
         (lambda path: (path.parent / "info.json").write_text("[]"), "cannot read .*info.json: it must be an object"),
+        (
+            lambda path: (path.parent / "info.json").write_text('{"a": 1, "a": 1}'),
+            "the key 'a' occurs twice in an object",
+        ),
     ],
 )
 def test_a_wrong_info(tmp_path, damage, sentence):

@@ -201,7 +201,7 @@ def test_a_training_split_beside_a_list(tmp_path, place):
         ({"val.csv": "a,cat\n", "LOC_val.csv": "a,cat\n"}, r"several label files: LOC_val\.csv, val\.csv; keep one"),
         ({"val.csv": "a,cat\na.png,dog\n"}, "gives a.png two classes, cat and dog"),
         ({"val.csv": "x,cat\ny,dog\n"}, "none of the 2 files that .*val.csv lists exists"),
-        ({"val.csv": "a\n"}, "the line a must have at least two columns"),
+        ({"val.csv": "a\n"}, "the line a must have at least 2 columns, with image and class"),
         ({"val.csv": "same,cat\n"}, r"same in .* could be any of val/same\.jpg, val/same\.png; write the path"),
     ],
 )
@@ -287,3 +287,49 @@ def test_images_too_large_and_of_floating_point_are_refused(tmp_path):
     for name, sentence in (("huge.tif", "more than the limit"), ("bomb.ppm", "limit"), ("float.tif", "floating-point")):
         with pytest.raises(decode.DecodeError, match=sentence):
             decode.read_image(tmp_path / name).decode()
+
+
+HEADERS = {
+    ",file,class": "{row},{row}.png,{name}",
+    "file_name,caption,label": "{row}.png,a photo of number {row},{name}",
+    "Unnamed: 0,photo,breed": "{row},{other}.png,{name_of_other}",
+    "label,Image_Path": "{name},train/{row}.png",
+    "image_id,dx,age": "{row},{name},{row}",
+    "id,width,file,category": "{other},{row},{row}.png,{name}",
+    "ImageId,PredictionString": "{row},{name}",
+    "image,label,source": "{row},{name},web",
+    "photo,breed,age": "{row},{name},{row}",
+    ",a,b": "{row},{row}.png,{name}",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_columns_of_a_label_file_are_found_by_their_names(tmp_path, header):
+    lines = [header]
+    for row in range(8):
+        write_image(tmp_path / "train" / f"{row}.png", 80 * (row % 2))
+        names = {"name": ("cat", "dog")[row % 2], "name_of_other": ("dog", "cat")[row % 2]}
+        lines.append(HEADERS[header].format(row=row, other=(row + 1) % 8, **names))
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    source = open_source(f"folder:{tmp_path}", "train")
+    assert source.class_names == ("cat", "dog") and labels_of(source) == [(0, 0)] * 4 + [(1, 1)] * 4
+
+
+def test_columns_are_not_guessed(tmp_path):
+    for row in range(4):
+        write_image(tmp_path / "train" / f"ISIC_{row}.png")
+    lines = [f"HAM_{row},ISIC_{row},mel" for row in range(4)]
+    (tmp_path / "train.csv").write_text("\n".join(["lesion_id,image_id,dx", *lines]))
+    with pytest.raises(UserError, match=r"none of the 5 files that .* lists exists"):
+        open_source(f"folder:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize(
+    "line", ["{row},{row}.png,dog", "{row}.png,a photo of {row},dog", "{row}.png,{row},dog", "{row},{row},photo"]
+)
+def test_a_label_file_with_a_class_for_each_image_is_refused(tmp_path, line):
+    for row in range(8):
+        write_image(tmp_path / "train" / f"{row}.png")
+    (tmp_path / "train.csv").write_text("\n".join(line.format(row=row) for row in range(8)))
+    with pytest.raises(UserError, match=r"train.csv gives 8 images 8 classes, such as '.*0.*', so the column that was"):
+        open_source(f"folder:{tmp_path}", "train")

@@ -226,6 +226,7 @@ def test_classes_join_by_name_or_number(tmp_path):
         ('{"0": "dog", "x": "cat"}', "map.json renames the class 'x', but the classes of parquet are 0 to 1"),
         ('["dog", "cat"]', """map.json: it must be an object of names, such as {"tabby": "cat"}"""),
         ("{", "cannot read .*map.json: JSONDecodeError"),
+        ('{"0": "cat", "1": "dog", "0": "dog"}', "cannot read .*map.json: ValueError: the key '0' occurs twice"),
     ):
         labels.write_text(text)
         with pytest.raises(UserError, match=sentence):
@@ -239,3 +240,25 @@ def test_classes_join_by_name_or_number(tmp_path):
     labels.write_text('{"0": "pet", "1": "pet"}')
     merged = open_source(f"mix:1*{several},classes={labels}+1*{several},classes={labels}", "train", max_labels=2)
     assert [one["label"].tolist() for one in merged][:3] == [[0, -1], [0, -1], [-1, -1]]
+
+
+def test_images_of_training_are_found_in_an_evaluation(tmp_path, here, tiny, caplog):  # noqa: F811
+    for place in ("a", "b"):
+        write_table(tmp_path / place / "train.parquet")
+    one, other, bucket = f"parquet:{tmp_path}/a", f"parquet:{tmp_path}/b", f"parquet:{here}/parquet"
+    fields = {"num_classes": 3, "data_dir": f"{here}/tfds"}
+
+    def overlap(first, second, split="train"):
+        return open_source(first, "train", **fields).overlaps(open_source(second, split, **fields))
+
+    assert overlap(one, one) and overlap(f"{one},label=label", one) and not overlap(one, other)
+    assert overlap(bucket, bucket) and not overlap(bucket, bucket, "test") and overlap("tfds:tiny", "tfds:tiny")
+    mixture = f"mix:1*{one}+2*tfds:tiny"
+    assert overlap(mixture, one) and overlap("tfds:tiny", mixture, "train[:2]") and not overlap(mixture, other)
+    assert overlap(mixture, f"mix:1*{other}+1*tfds:tiny") and not overlap(mixture, "tfds:tiny", "test")
+    pipe = "resize(16)|value_range(-1,1)"
+    tiny.data.update(source=other, split="train", num_examples=None, num_classes=3, preprocess=pipe)
+    tiny.evals.test.update(source="", split="train")
+    tiny.batch = 8
+    data.complete_config(tiny)
+    assert "evals.test contains training images: its split overlaps with data.split" in caplog.text

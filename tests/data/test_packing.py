@@ -442,7 +442,7 @@ def test_a_wrong_label_is_named(tmp_path, monkeypatch):
         "read_labelled",
         lambda *args: (decode.EncodedImage(encode.encode_image(np.zeros((4, 4, 3), np.uint8)), "x"), labels),
     )
-    with pytest.raises(UserError, match="image 0 of split train has the label 9, but there are 4 classes"):
+    with pytest.raises(UserError, match="x of the split train has the label 9, but there are 4 classes"):
         packed(source, tmp_path / "out", "--shards=1")
 
 

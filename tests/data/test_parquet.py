@@ -11,7 +11,7 @@ import pytest
 from tests.data.test_array_record import numbers, picture
 from tests.data.test_formats import config_of, examples, here, there  # noqa: F401
 from tests.data.test_sources import open_source
-from vit_jax import UserError
+from vit_jax import UserError, pack
 from vit_jax.data.images import DecodeError
 from vit_jax.data.shards import parquet_file
 from vit_jax.data.sources import open_split
@@ -96,7 +96,7 @@ def test_labels_of_multi_label_data(tmp_path):
             r"the column label of record 0 of .*a.parquet must be a whole number, or a list of th",
         ),
         ({"label": [None] * 9}, r"must be a whole number, or a list of these, not None"),
-        ({"label": [-1] * 9}, r"has the label -1, but there are 3 classes"),
+        ({"label": [-2] * 9}, r"has the label -2, but there are 3 classes"),
         ({"label": [0] * 9, "image": [None] * 9}, r"cannot read record 0 of .*: its column image contains no bytes of"),
         (
             {"label": [0] * 9, "image": [{"bytes": None, "path": "x.jpg"}] * 9},
@@ -169,3 +169,31 @@ def test_a_group_is_decoded_once_and_few_are_kept(tmp_path, monkeypatch):
     decoded.clear()
     assert numbers(source[row] for row in (0, 1, 6, 7, 0)) == [0, 1, 6, 7, 0]
     assert len(parquet_file._kept) == 1 and decoded == [0, 1, 0]
+
+
+def test_files_that_number_their_classes_differently_are_refused(tmp_path, capsys):
+    def write(name, classes):
+        label = {"_type": "ClassLabel", "names": classes} if classes else None
+        write_table(tmp_path / "set" / name, label and {"label": label}, count=3)
+
+    source = f"parquet:{tmp_path}/set"
+    write("train-00000-of-00003.parquet", ["cat", "dog", "owl"])
+    write("train-00001-of-00003.parquet", ["cat", "owl", "dog"])
+    write("train-00002-of-00003.parquet", None)
+    sentence = r"the label 1 is 'dog' in .*train-00000.*, but 'owl' in .*train-00001.*; all files of a data set must"
+    for opening in (lambda: opened(source), lambda: pack.main(["pack", source, f"{tmp_path}/packed"])):
+        with pytest.raises(UserError, match=sentence):
+            opening()
+    write("train-00001-of-00003.parquet", ["cat", "dog"])
+    with pytest.raises(UserError, match=r"the label 2 is 'owl' in .*, but None in"):
+        opened(source)
+    write("train-00001-of-00003.parquet", ["cat", "dog", "owl"])
+    write("test-00000-of-00001.parquet", ["owl", "dog", "cat"])
+    assert opened(source, num_classes=None).class_names == ("cat", "dog", "owl")
+    with pytest.raises(UserError, match=r"the label 0 is 'cat' in .*train.*, but 'owl' in .*test"):
+        opened(source, "train+test")
+    with pytest.raises(UserError, match=r"the splits .* and .* have different classes, or number them differently"):
+        pack.main(["pack", source, f"{tmp_path}/packed"])
+    pack.main(["pack", source, f"{tmp_path}/packed", "--splits=test"])
+    packed = json.loads((tmp_path / "packed" / "info.json").read_text())
+    assert packed["class_names"] == ["owl", "dog", "cat"]

@@ -338,12 +338,13 @@ def test_the_fingerprint_of_an_npz_file_is_of_its_contents(tmp_path):
         ({"train_labels": None}, "val", "few.npz has train_images, but no train_labels"),
         ({"train_images": None, "validation_images": None}, "train", "has no images: a split is two arrays, such as"),
         ({"train_labels": np.zeros(3, int)}, "train", "has 4 train_images, but 3 train_labels"),
-        ({"train_labels": np.zeros(4)}, "train", r"whole numbers \[n\] of 0 or more, not float64 \[4\]"),
-        ({"train_labels": np.full(4, -1)}, "train", "of 0 or more, not int64"),
+        ({"train_labels": np.zeros(4)}, "train", r"whole numbers \[n\] of -1 \(no label\) or more, not float64 \[4\]"),
+        ({"train_labels": np.full(4, -2)}, "train", "or more, not int64"),
         ({"train_images": np.zeros((4, 5, 7), np.uint8)}, "train", r"height, width, 3\], not uint8 \[4, 5, 7\]"),
         ({"train_images": np.zeros((4, 5, 7, 3))}, "train", "must be uint8 .*, not float64"),
         ({"train_images": np.array(["a", None])}, "train", "cannot read .*few.npz: Object arrays cannot be loaded"),
         ({"class_names": np.array(["a", "b"])}, "train", "has the label 2, but only 2 names in class_names"),
+        ({"class_names": np.array("cat")}, "train", r"class_names of .* must be names \[classes\], not <U3 \[\]"),
     ],
 )
 def test_wrong_npz_files(tmp_path, arrays, split, sentence):

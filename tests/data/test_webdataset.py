@@ -149,6 +149,19 @@ def test_labels_are_where_they_are_said_to_be(tmp_path):
     assert stated[0]["label"] == 0 and stated.class_names == ("x", "y")
 
 
+def test_splits_with_their_labels_in_different_fields_are_not_read_as_one(tmp_path):
+    splits = {}
+    for split, field in (("train", "fine"), ("test", "coarse"), ("val", None)):
+        write_tar(tmp_path / f"{split}.tar", sample(0, json={"label": 0, "fine": 1, "coarse": 2}))
+        splits[split] = {"filenames": [f"{split}.tar"], "shard_lengths": [1], "alt_label": field}
+    (tmp_path / "_info.json").write_text(json.dumps({"splits": splits, "num_classes": 3}))
+    source = f"webdataset:{tmp_path}"
+    assert [opened(source, split)[0]["label"] for split in ("train", "test", "val")] == [1, 2, 0]
+    with pytest.raises(UserError, match=r"alt_label, fine for train and coarse for test; .* ,label=fine after the"):
+        opened(source, "train+test")
+    assert [row["label"] for row in opened(f"{source},label=coarse", "train+test")] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("members", "options", "sentence"),
     [
@@ -168,7 +181,7 @@ def test_labels_are_where_they_are_said_to_be(tmp_path):
             r"has no label x: its members are png, cls, json, and it has",
         ),
         ({"cls": b"cat"}, "", r"the label of record 0 of .*\(000\) must be a number, or a list of numbers, not 'cat'"),
-        ({"cls": b"-1"}, "", r"record 0 of .*a.tar has the label -1, but there are 3 classes"),
+        ({"cls": b"-2"}, "", r"record 0 of .*a.tar has the label -2, but there are 3 classes"),
         ({"json": {"label": 1.5}}, "", r"must be a number, or a list of numbers, not 1.5"),
         ({"json": {"label": [0, 1]}}, "", r"has 2 labels, but one is expected"),
         ({"cls": b"0"}, ",image=seg.png", r"cannot read record 0 of .*: its members png, cls contain no seg.png"),
@@ -233,6 +246,7 @@ def test_damaged_tars_are_named(tmp_path):
     [
         ("{", "cannot read .*_info.json: JSONDecodeError"),
         ("[]", "_info.json: it must be a JSON object whose field splits is an object"),
+        ('{"splits": {"train": {}, "train": {}}}', "ValueError: the key 'train' occurs twice in an object"),
         ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train must have the lists filenames and shard_len"),
         (
             '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [1.5]}}}',

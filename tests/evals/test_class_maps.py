@@ -77,6 +77,9 @@ def test_what_is_no_class_map_is_refused(tmp_path):
         read_class_map("objectnet", model(["a", "b"]), data())
     with pytest.raises(UserError, match="cannot read"):
         read_class_map(f"{tmp_path}/absent.json", IMAGENET, data())
+    (tmp_path / "twice.json").write_text('{"dog": ["n1"], "dog": ["n2"]}')
+    with pytest.raises(UserError, match="the key 'dog' occurs twice"):
+        read_class_map(f"{tmp_path}/twice.json", IMAGENET, data())
     for text in ("[]", "{}", '{"dog": []}', '{"dog": "n1"}', '{"dog": [1]}'):
         (tmp_path / "wrong.json").write_text(text)
         with pytest.raises(UserError, match="is no class map"):

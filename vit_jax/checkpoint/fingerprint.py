@@ -108,7 +108,8 @@ def rows_on(mesh: Mesh | None, specs: tuple[P, ...]) -> Callable[[list[jax.Array
     def local(leaves: list[jax.Array]) -> jax.Array:
         rows = [_row(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
         split = [tuple(sorted(axis for axes in spec for axis in _names(axes))) for spec in specs]
-        for axes in set(split) - {()}:  # an array is not summed over an axis along which it is copied
+        # An array is not summed over an axis along which it is copied. The order is that of the arrays on every host.
+        for axes in dict.fromkeys(axes for axes in split if axes):
             numbers = [number for number, along in enumerate(split) if along == axes]
             sums = jax.lax.psum(jnp.stack([rows[number] for number in numbers]), axes)
             for number, row in zip(numbers, sums, strict=True):

@@ -61,7 +61,7 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     if (config.model.attention, stored.model.attention) == ("auto", "tokens_first"):
         kept.model.attention = stored.model.attention
     kept.data.source = _keep_commit(config.data.source, stored.data.source)
-    for name in set(kept.evals) & set(stored.evals):
+    for name in (name for name in kept.evals if name in stored.evals):
         kept.evals[name].source = _keep_commit(config.evals[name].source, stored.evals[name].source)
     return kept
 

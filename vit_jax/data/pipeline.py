@@ -116,6 +116,7 @@ def train_batches(
     rows = loader.local_rows(sharding, config.batch)
     preprocess = train_preprocessor(config)
     source = opened.get(("", config.data.split)) or open_training(config)
+    source = dataclasses.replace(source, needs_labels=config.task.kind != "masked_patches")
     shards = source.shards if config.data.order == "stream" else None
     local = loader.local_train_batches(
         source.streamed() if shards else source,

@@ -187,6 +187,14 @@ def absolute_source(source: str) -> str:
     return sources.change_sources(source, absolute, filesystem.absolute_path)
 
 
+def describe_splits(opened: OpenSources) -> list[str]:
+    """Returns a line for each split that a run reads: its images, its classes and the names of the first ones."""
+    return [
+        f"Split {split}{f' of {source}' if source else ''}: {sources.describe_classes(one)}"
+        for (source, split), one in opened.items()
+    ]
+
+
 def unused_split(config: ConfigDict, opened: OpenSources) -> list[str]:
     """Returns at most one line, on a split that is here and could be evaluated.
 
@@ -310,13 +318,11 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
     except UserError as error:
         raise UserError(f"in evals.{name}: {error}") from None
     evaluated = eval_sources[keys[0]]
-    elsewhere = evaluated.name == "folder" and (eval_config.source or config.data.source) != config.data.source
-    if evaluated.name == train.name and not elsewhere and evaluated.overlaps(train):
+    if evaluated.overlaps(train):
         logging.getLogger(__name__).warning(
             "evals.%s contains training images: its split overlaps with data.split", name
         )
-    differ = (evaluated.num_classes, evaluated.class_names) != (train.num_classes, train.class_names)
-    if has_classes_of_head(eval_config) and differ:
+    if has_classes_of_head(eval_config) and not sources.have_same_classes(evaluated, train):
         other = f"evals.{name}.split={eval_config.split} has other classes than the training data, or another order"
         raise UserError(f"{other}; choose other data, or evaluate the features, with the kind fewshot or knn")
     return eval_sources

@@ -12,7 +12,6 @@ classes that have the same name in the model and in the data. `order` is for dat
 the model's order; the names of the classes are ignored.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -21,9 +20,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
-from vit_jax import UserError, choose, interop, printable, user_errors
-from vit_jax.data.sources import Source
+from vit_jax import UserError, choose, interop, printable
+from vit_jax.data.sources import Source, compose
 from vit_jax.models import Model
+from vit_jax.storage import read_json
 
 FOLDER = Path(__file__).parent
 WITHOUT_FILE = ("names", "order")
@@ -59,8 +59,8 @@ class ClassMap(NamedTuple):
         Raises:
             UserError: none of the data's classes is shared.
         """
-        shared = {name: number for number, name in enumerate(self.names)}
-        kinds = [np.array([shared.get(name, -1) for name in names], np.int64) for names in class_names]
+        shared = {compose(name): number for number, name in enumerate(self.names)}
+        kinds = [np.array([shared.get(compose(name), -1) for name in names], np.int64) for names in class_names]
         columns = max(kinds, key=lambda kind: np.count_nonzero(kind >= 0), default=np.empty(0))
         if not (columns >= 0).any():
             names = class_names[0][:3] if class_names else ["without names"]
@@ -107,8 +107,7 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     path = Path(name)
     if path.suffix != ".json":
         path = FOLDER / f"{choose('class map', name, list_class_maps())}.json"
-    with user_errors(f"cannot read {path}", OSError, ValueError):
-        entries = json.loads(path.read_text(encoding="utf-8"))
+    entries = read_json(str(path))
     valid = isinstance(entries, dict) and all(
         isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids) for ids in entries.values()
     )
@@ -156,7 +155,7 @@ def same_names(model: Model, source: Source) -> tuple[Names, Names] | None:
 
     Either may have two kinds of names: words, and ids such as WordNet's. Returns the pair of kinds with the most names
     in common; a pair of equal names in equal order comes first. Returns None if the model or the data has no names.
-    Class names that only count ("0", "1", ...) are not names.
+    Class names that only count ("0", "1", ...) are not names. Names are composed, see `compose`.
     """
     of_model = _without_numbers(model_wnids(model), model.class_names)
     of_data = _without_numbers(source.class_ids, source.class_names)
@@ -190,4 +189,4 @@ def check_names(model: Model, source: Source, evaluation: str, where: str) -> No
 
 
 def _without_numbers(*named: Names | None) -> list[Names]:
-    return [tuple(names) for names in named if names and tuple(names) != tuple(map(str, range(len(names))))]
+    return [tuple(map(compose, names)) for names in named if names and [*names] != [*map(str, range(len(names)))]]

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, have_same_classes
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
@@ -63,6 +63,12 @@ def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: da
     if EVAL_KINDS[eval_config.kind].task:
         return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
     train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
+    own, learned = batches.source, train_batches.source
+    if own.class_names and learned.class_names and not have_same_classes(own, learned):
+        raise UserError(
+            f"evals.{name} learns from {eval_config.train_split}, whose classes are other ones than those of "
+            f"{eval_config.split}, or have other numbers; choose two splits with the same classes in the same order."
+        )
     if batches.source.overlaps(train_batches.source):
         logging.getLogger(__name__).warning(
             "evals.%s learns from images that it is tested on; choose a split and a train_split without overlap",

@@ -81,7 +81,7 @@ def _parse_points(argv: list[str], words: list[str], values_by_field: FieldValue
     if not grid and not values_by_field:
         raise UserError("add --sweep.KEY=VALUE,VALUE, the values to try, for example --sweep.base_lr=0.003,0.01.")
     given = {word.removeprefix("--config.").partition("=")[0] for word in words} | set(values_by_field)
-    for key in {key for fields in grid.values() for key in fields} & given:
+    for key in (key for fields in grid.values() for key in fields if key in given):
         raise UserError(f"{key} is a field of the recipe's grid; leave it out, or choose points with --only=PATTERN.")
     points = {name: [f"--config.{key}={value}" for key, value in fields.items()] for name, fields in grid.items()}
     chosen = {name: flags for name, flags in points.items() if any(fnmatch.fnmatch(name, one) for one in patterns)}

@@ -19,7 +19,7 @@ def read_paper_rows() -> list[dict[str, str]]:
 
 def without_studies(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Returns the records that do not belong to a study."""
-    studies = "|".join({row["study"] for row in read_paper_rows()})
+    studies = "|".join(dict.fromkeys(row["study"] for row in read_paper_rows()))
     return [record for record in records if not re.match(rf"(\w+_)?({studies})/", record.name)]
 
 

@@ -66,7 +66,8 @@ class Workdir:
         self._failed: UserError | None = None
         self._config, self._program, self._teacher = config, program, teacher
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
-        self._notes, self._class_names = (*info.notes, *fetching), info.class_names or ()
+        self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
+        self._class_names = info.class_names or ()
         model = interop.describe_model(program.model)
         self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
         self._about |= {"teacher": {"source": teacher.source} | teacher.identity} if teacher else {}

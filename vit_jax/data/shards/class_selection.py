@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 
 from vit_jax import UserError, choose
+from vit_jax.data.sources import compose
 
 MAX_LISTED = 20  # names of classes in a message
 
@@ -22,8 +23,8 @@ def parse_class_selection(text: str, names: Sequence[str] | None, total: int, wh
         UserError: there is no such class, or a class is listed twice.
     """
     selected: list[int] = []
-    known = list(names or [])
-    for word in text.split(","):
+    known = list(map(compose, names or []))
+    for word in compose(text).split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
         if word in known:
             labels = [known.index(word)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vit_jax import UserError
-from vit_jax.storage import filesystem
+from vit_jax.storage import filesystem, read_json
 
 MANIFEST_NAME = "info.json"
 SHUFFLE = "shuffle"  # the seed in `made_from`, where the images were packed in a random order
@@ -133,10 +133,7 @@ def read_manifest(path: str) -> Manifest | None:
     """
     if not filesystem.expand_pattern(glob.escape(path)):
         return None
-    try:
-        fields = json.loads(filesystem.read_bytes(path))
-    except ValueError as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    fields = read_json(path)
     if not isinstance(fields, dict) or "version" not in fields:
         raise UserError(f"cannot read {path}: it must be an object with a version")
     if fields["version"] != VERSION:

@@ -33,7 +33,7 @@ from vit_jax.data.shards.manifest import (
     write_manifest,
 )
 from vit_jax.data.shards.progress import PROGRESS, packing_lock, record_finished, resume_progress
-from vit_jax.data.sources import Source, SourceConfig, label_list, list_splits, open_split
+from vit_jax.data.sources import Source, SourceConfig, have_same_classes, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 
 SHARD_BYTES = 256_000_000  # about the size of a shard: few files, and each is soon packed again after a crash
@@ -204,13 +204,7 @@ class PackingPlan:
             return LeftOut(index, str(error))
         except OSError as error:  # reported here, so that the output is not blamed for it
             raise UserError(f"cannot read image {index} of split {split}: {error}") from error
-        labels = label_list(label)
-        if wrong := [label for label in labels if not 0 <= label < source.num_classes]:
-            raise UserError(
-                f"image {index} of split {split} has the label {wrong[0]}, but there are {source.num_classes} "
-                "classes; to skip this split, list only the other splits in --splits"
-            )
-        return EncodedExample(encoded, [self.labels[label] for label in labels if label in self.labels])
+        return EncodedExample(encoded, [self.labels[label] for label in label_list(label) if label in self.labels])
 
     def encode_examples(
         self,
@@ -268,10 +262,9 @@ def plan_packing(
         workers: number of threads; 0: one for each core.
 
     Raises:
-        UserError: the source, a split or a class is missing, or a split is not whole.
+        UserError: a class is missing, or see `open_splits`.
     """
-    check_whole(splits or ())
-    sources = {split: open_split(source_config, split) for split in list_splits(source_config, splits or ())}
+    sources = open_splits(source_config, splits or ())
     first = next(iter(sources.values()))
     workers = workers or os.cpu_count() or 1
     selected = list(range(first.num_classes))
@@ -300,6 +293,29 @@ def plan_packing(
     )
     labels = dict(zip(selected, range(len(selected)), strict=True))
     return PackingPlan(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
+
+
+def open_splits(source_config: SourceConfig, names: Sequence[str]) -> dict[str, Source]:
+    """Returns split -> its examples, which must have labels; of the splits `names`, or of all if none is named.
+
+    Raises:
+        UserError: the source or a split is missing, a split is not whole, or two splits number other classes.
+    """
+    check_whole(names)
+    sources = {
+        split: dataclasses.replace(open_split(source_config, split), needs_labels=True)
+        for split in list_splits(source_config, names)
+    }
+    first = next(iter(sources))
+    for split, source in sources.items():
+        are_named = sources[first].class_names and source.class_names
+        counts = {source.num_classes, sources[first].num_classes}
+        if len(counts) > 1 or (are_named and not have_same_classes(source, sources[first])):
+            raise UserError(
+                f"the splits {first} and {split} have different classes, or number them differently, but a packed set "
+                "has one numbering of its classes; pack each split into a folder of its own, with --splits"
+            )
+    return sources
 
 
 def estimate_size(

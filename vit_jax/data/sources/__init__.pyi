@@ -1,3 +1,6 @@
+from .class_names import compose as compose
+from .class_names import describe_classes as describe_classes
+from .class_names import have_same_classes as have_same_classes
 from .kinds import is_in_shards as is_in_shards
 from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source

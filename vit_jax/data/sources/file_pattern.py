@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from vit_jax import UserError
+from vit_jax.data.sources.splits import SPLIT_WORDS
 from vit_jax.storage import Version, filesystem
 
 WILDCARD = re.compile(r"[*?\[{]")
@@ -17,7 +18,6 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 NUMBERS = re.compile(r"(\d+)\.\.(\d+)")
 OPTION = re.compile(r",([a-z]+)=([^,{}]*)$")
 OF_TOTAL = re.compile(r"(?:.*/)?([\w.-]+?)-\d{5,}-of-\d{5,}\b")
-SPLITS = {"train": "train", "test": "test", **dict.fromkeys(("val", "valid", "validation", "dev"), "validation")}
 
 
 class FoundFile(NamedTuple):
@@ -124,8 +124,8 @@ def files_of_splits(
     """Returns split -> its files, in the order of `found`.
 
     The split of a file is what `stated` has for its name. If that has nothing, the split is the part of the name before
-    `-00000-of-00016`; or else the first word of the name that is train, test, val, valid, validation or dev, the last
-    four of which are validation; or else train.
+    `-00000-of-00016`; or else what the first word of the name that stands for a split means (`SPLIT_WORDS`); or else
+    train.
 
     Args:
         found: the files.
@@ -141,4 +141,4 @@ def split_in_name(name: str) -> str:
     """Returns the split that the name of a file states, see `files_of_splits`; train if it states none."""
     if match := OF_TOTAL.match(name):
         return match[1]
-    return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "train")
+    return next((SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_WORDS), "train")

@@ -10,13 +10,20 @@ import numpy as np
 from vit_jax import UserError, tell
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
+from vit_jax.data.sources.class_names import compose
+from vit_jax.data.sources.folder_splits import SPLITS, describe_splits, first_names, split_folders
 from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
 from vit_jax.data.sources.source import Source, SourceConfig, stamp_files, stamp_versions
-from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
+from vit_jax.data.sources.splits import (
+    SPLIT_WORDS,
+    canonical_name,
+    name_splits,
+    resolve_name,
+    select_examples,
+    split_names,
+)
 from vit_jax.storage import filesystem
 
-SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
-WANTED = f"it must contain {LAYOUT}"
 WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
 CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # describe classes in words: Tiny-ImageNet's, ImageNet's
 
@@ -35,7 +42,8 @@ class ImageFolder:
         class_names: sorted names of the classes.
         class_words: `class_names` with a description in words, where a file beside the splits has one.
         digest: a hash of the relative paths and labels of the listed splits, in order.
-        split_names: the folder names of all splits that have labels.
+        split_names: the names of all splits that have labels: those of their folders, if these are names of splits.
+        read_as: which folders are read as splits by other names, see `describe_splits`.
         notes: a line for each split listed that has a label file or files that are skipped.
     """
 
@@ -51,7 +59,8 @@ class ImageFolder:
         """
         tree = FolderTree(root)
         self.root = tree.root
-        folders = split_folders(tree)
+        folders = find_splits(tree)
+        self.read_as = describe_splits(folders)
         for name in splits:
             resolve_name(name, folders, f"split of the folder {self.root}")
         splits = list(map(canonical_name, splits))
@@ -61,11 +70,12 @@ class ImageFolder:
         for name in splits:
             if name in unlabelled:
                 raise missing_labels(tree, folders[name])
-        self.split_names = tuple(folder for name, folder in folders.items() if folder and name not in unlabelled)
+        named = {name: folder if folder in SPLITS else name for name, folder in folders.items() if folder}
+        self.split_names = tuple(folder for name, folder in named.items() if name not in unlabelled)
         self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
         self.class_words = label_files.names_in_words(self.class_names, texts)
-        listed = {name: self.list_split(folders[name], tree) for name in splits}
+        listed = {name: self.list_split(name, folders[name], tree) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
         self.counts = {name: len(files) for name, files in self.files.items()}
@@ -81,24 +91,17 @@ class ImageFolder:
             digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
         self.digest = digest.hexdigest()
 
-    def list_split(self, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
+    def list_split(self, split: str, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
         skipped: collections.Counter[str] = collections.Counter()
         labelled = ""
         if has_class_folders(tree, folder, self.class_names):
-            classes = self.classes_by_folder(folder, tree, skipped)
+            classes = self.classes_by_folder(split, folder, tree, skipped)
         else:
             label_file = choose_label_file(tree, folder)
             labelled = f", labels from {label_file.rpartition('/')[2]}"
-            classes = classes_by_label_file(tree, folder, label_file, skipped)
-            known = set(self.class_names)
-            # ImageNet's label files also state the position of the object, after the class.
-            classes = {path: one if one in known else one.partition(" ")[0] for path, one in classes.items()}
-            if unknown := sorted(set(classes.values()) - known):
-                raise UserError(
-                    f"the label file of {tree.full_path(folder)} has classes that train does not have: "
-                    f"{first_names(unknown)}"
-                )
+            stated = classes_by_label_file(tree, folder, label_file, skipped)
+            classes = match_classes(stated, self.class_names, tree.full_path(folder))
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
         if labelled or reasons:
             left_out = f"; skipped: {reasons}" if reasons else ""
@@ -109,24 +112,27 @@ class ImageFolder:
         order = np.argsort([hashlib.sha256(path).digest() for path in paths])
         return np.array(paths)[order], labels[order]
 
-    def classes_by_folder(self, folder: str, tree: FolderTree, skipped: collections.Counter[str]) -> dict[str, str]:
+    def classes_by_folder(
+        self, split: str, folder: str, tree: FolderTree, skipped: collections.Counter[str]
+    ) -> dict[str, str]:
         """Returns file -> class of a split with class folders, and counts other files in `skipped`.
 
         Raises:
             UserError: a folder is not a class of train, there are no images, or a class of train has no images.
         """
-        path, present = tree.full_path(folder), set(tree.subfolders(folder))
-        if unknown := sorted(present - set(self.class_names)):
+        path, present = tree.full_path(folder), {compose(name): name for name in tree.subfolders(folder)}
+        if unknown := sorted(present.keys() - set(map(compose, self.class_names))):
             raise UserError(
                 f"{path} has classes that train does not have: {first_names(unknown)}; {WITHOUT_FOLDERS.format(path)}"
             )
         classes: dict[str, str] = {}
         empty = []
         for name in self.class_names:
-            images = tree.images_below(join_relative(folder, name), skipped) if name in present else []
+            inside = present.get(compose(name))
+            images = tree.images_below(join_relative(folder, inside), skipped) if inside else []
             classes |= dict.fromkeys(images, name)
             empty += [] if images else [name]
-        if not classes or (empty and SPLITS.get(folder, "train") == "train"):
+        if not classes or (empty and split == "train"):
             suffixes = " ".join(IMAGE_SUFFIXES)
             raise UserError(f"these classes of {path} contain no images ({suffixes}): {first_names(empty)}")
         return classes
@@ -172,7 +178,7 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens image files in folders; see `ImageFolder`. The EXIF orientation is applied."""
     folder = ImageFolder(name, split_names(split))
     return Source(
-        name="folder",
+        name=f"folder {folder.read_as}".strip(),
         parts=tuple(select_examples(split, folder.counts)),
         read_example=folder.read_example,
         num_classes=len(folder.class_names),
@@ -194,12 +200,22 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
     They are the names of its subfolders or, if it contains images directly, the classes in its label file.
 
     Raises:
-        UserError: the folder contains images directly, but has no label file or several.
+        UserError: the folder contains images directly, but has no label file or several, or its label file gives nearly
+            every image a class of its own, or the names of two classes differ only in their form of Unicode.
     """
     if tree.images_in(folder):
         label_file = choose_label_file(tree, folder)
-        return tuple(sorted(set(classes_by_label_file(tree, folder, label_file, collections.Counter()).values())))
-    return tuple(tree.subfolders(folder))
+        classes = classes_by_label_file(tree, folder, label_file, collections.Counter())
+        label_files.check_classes(classes, tree.full_path(label_file))
+        names = sorted(set(classes.values()))
+    else:
+        names = tree.subfolders(folder)
+    if repeated := [name for name, count in collections.Counter(map(compose, names)).items() if count > 1]:
+        raise UserError(
+            f"{tree.full_path(folder)} has several classes {repeated[0]}, whose names differ only in their form of "
+            "Unicode; give them one name"
+        )
+    return tuple(names)
 
 
 def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -> bool:
@@ -211,7 +227,7 @@ def has_class_folders(tree: FolderTree, folder: str, classes: tuple[str, ...]) -
     present = tree.subfolders(folder)
     if tree.images_in(folder) or not present:
         return False
-    return set(present) <= set(classes) or not find_label_files(tree, folder)
+    return set(map(compose, present)) <= set(map(compose, classes)) or not find_label_files(tree, folder)
 
 
 def choose_label_file(tree: FolderTree, folder: str) -> str:
@@ -224,10 +240,11 @@ def choose_label_file(tree: FolderTree, folder: str) -> str:
     if images := tree.images_in(folder):
         if not candidates:
             raise UserError(
-                f"{path} contains images directly ({first_names(images)}); {WANTED}; {WITHOUT_FOLDERS.format(path)}"
+                f"{path} contains images directly ({first_names(images)}); it must contain {LAYOUT}; "
+                f"{WITHOUT_FOLDERS.format(path)}"
             )
     elif not tree.subfolders(folder):
-        raise UserError(f"the folder {path} contains no class folders; {WANTED}")
+        raise UserError(f"the folder {path} contains no class folders; it must contain {LAYOUT}")
     if len(candidates) > 1:
         raise UserError(f"{path} has several label files: {first_names(candidates)}; keep one of them")
     return candidates[0]
@@ -250,6 +267,20 @@ def classes_by_label_file(
     )
 
 
+def match_classes(stated: dict[str, str], names: tuple[str, ...], path: str) -> dict[str, str]:
+    """Returns file -> class of train, given file -> class as the label file of the split `path` states it.
+
+    Raises:
+        UserError: a class is not one of `names`, those of train.
+    """
+    known = {compose(name): name for name in names}
+    # ImageNet's label files also state the position of the object, after the class.
+    classes = {file: one if compose(one) in known else one.partition(" ")[0] for file, one in stated.items()}
+    if unknown := sorted({one for one in classes.values() if compose(one) not in known}):
+        raise UserError(f"the label file of {path} has classes that train does not have: {first_names(unknown)}")
+    return {file: known[compose(one)] for file, one in classes.items()}
+
+
 def find_label_files(tree: FolderTree, folder: str) -> list[str]:
     """Returns the paths of the files that may be the label file of a split.
 
@@ -257,8 +288,12 @@ def find_label_files(tree: FolderTree, folder: str) -> list[str]:
     """
     if inside := [path for path in tree.files_in(folder) if label_files.is_label_file(path)]:
         return inside
-    names = [name for name, split in SPLITS.items() if split == SPLITS.get(folder)]
-    return [path for path in tree.files_beside_splits() if folder and label_files.is_label_file(path, names)]
+    split = next(iter(name_splits([folder.partition("/")[0]]).values()), None)
+    for words in (SPLITS, SPLIT_WORDS):  # other words, such as training, only where a file names none of the usual ones
+        names = [word for word, meant in words.items() if meant == split]
+        if beside := [path for path in tree.files_beside_splits() if label_files.is_label_file(path, names)]:
+            return beside
+    return []
 
 
 def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
@@ -268,7 +303,7 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
         UserError: see `split_folders`.
     """
     tree = FolderTree(name)
-    folders = split_folders(tree)
+    folders = find_splits(tree)
     classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
     unlabelled = unlabelled_splits(tree, folders, classes)
     for path in (tree.full_path(folders[split]) for split in unlabelled):
@@ -276,12 +311,18 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     return [split for split in folders if split not in unlabelled]
 
 
+def find_splits(tree: FolderTree) -> dict[str, str]:
+    """Returns split -> its folder, see `split_folders`."""
+    return split_folders(tree, bool(find_label_files(tree, "")))
+
+
 def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
     """Returns the splits other than train that have images but neither class folders nor a label file."""
     splits = []
     for split, folder in folders.items():
         present = tree.subfolders(folder)
-        flat = tree.images_in(folder) or (len(present) == 1 and present[0] not in classes)
+        known = set(map(compose, classes))
+        flat = tree.images_in(folder) or (len(present) == 1 and compose(present[0]) not in known)
         if split != "train" and flat and not find_label_files(tree, folder):
             splits.append(split)
     return splits
@@ -295,35 +336,3 @@ def missing_labels(tree: FolderTree, folder: str) -> UserError:
         f"{path} has no labels{why}; vit_jax.predict takes a folder of images without labels; to train or evaluate, "
         f"{WITHOUT_FOLDERS.format(path)}"
     )
-
-
-def split_folders(tree: FolderTree) -> dict[str, str]:
-    """Returns split -> folder below the root ('' is the root).
-
-    Raises:
-        UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`.
-    """
-    if inner := tree.kaggle_folder():
-        raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
-    root, folders = tree.root, tree.subfolders("")
-    splits = [name for name in folders if name in SPLITS]
-    others = [name for name in folders if name not in SPLITS]
-    if (images := tree.images_in("")) and (splits or not find_label_files(tree, "")):
-        raise UserError(f"{root} contains images directly ({first_names(images)}); {WANTED}")
-    if not folders and not images:
-        raise UserError(f"the folder {root} contains no class folders; {WANTED}")
-    if splits and others:
-        raise UserError(
-            f"{root} contains both split folders ({first_names(splits)}) and other folders ({first_names(others)}); "
-            f"{WANTED}"
-        )
-    if not splits:
-        return {"train": ""}
-    if {"val", "validation"} <= set(splits):
-        raise UserError(f"the folder {root} contains both val and validation; keep one of them")
-    return {SPLITS[name]: name for name in splits}
-
-
-def first_names(names: list[str]) -> str:
-    """Returns the first few of the names as one string, for an error message."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

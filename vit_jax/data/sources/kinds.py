@@ -3,11 +3,13 @@
 import dataclasses
 import glob
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
+from vit_jax.config import PATH_SOURCES
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
@@ -20,6 +22,9 @@ from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
 from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
 from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
+from vit_jax.storage import filesystem
+
+OPTIONS = re.compile(r"(,(label|image)=[^,]*)+$")  # of a source that lies in files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +122,11 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     source = KINDS[kind].open(source_config, name, split)
     if not streams:
         source.check_cache_room()
-    return source
+    # Files of a place are the same data, whatever columns are read of them; other data are told by their names.
+    in_files = kind == "hf" or kind in PATH_SOURCES
+    place = f"{kind}:{filesystem.absolute_path(OPTIONS.sub('', name))}" if in_files else source.name
+    own = tuple((place, splits.canonical_name(whole), rows) for whole, rows in source.parts)
+    return dataclasses.replace(source, origins=source.origins or own)
 
 
 def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list[str]:

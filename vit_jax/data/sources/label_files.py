@@ -4,11 +4,17 @@ import collections
 import csv
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vit_jax import UserError, user_errors
+from vit_jax.data.sources.class_names import compose
 
-LabelLine = tuple[str, str]  # image, class
+# Names of columns, in which only letters and digits count: `File_Name` is filename.
+IMAGE_COLUMNS = ("filename", "file", "filepath", "path", "image", "imagename", "imagepath", "imagefile", "img")
+ID_COLUMNS = ("imageid", "imgid", "id", "name")  # of images, where no column has one of the names above
+CLASS_COLUMNS = ("label", "labels", "class", "classes", "classname", "labelname", "category", "categoryname", "target")
+NUMBER_COLUMNS = ("", "unnamed0", "index")
+CLASSES_AN_IMAGE = 0.9  # with more, the column is not one of classes
 
 
 def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool:
@@ -22,8 +28,8 @@ def is_label_file(path: str, split_names: Collection[str] | None = None) -> bool
     return fits and (split_names is None or not set(split_names).isdisjoint(words))
 
 
-def parse_label_file(text: str, name: str) -> list[LabelLine]:
-    """Returns the first two columns of a label file: (image, class) of each line that is not empty.
+def parse_label_file(text: str, name: str) -> list[list[str]]:
+    """Returns the cells of each line of a label file that is not empty.
 
     Columns are separated by commas in a .csv file and by tabs in others.
 
@@ -32,35 +38,55 @@ def parse_label_file(text: str, name: str) -> list[LabelLine]:
         name: the name of the file, which decides about the separator.
 
     Raises:
-        UserError: a line has only one column.
+        UserError: the text is not of this form.
     """
     lines = csv.reader(text.splitlines(), delimiter="," if name.lower().endswith(".csv") else "\t")
     with user_errors(f"cannot read {name}", csv.Error):
-        table = list(filter(None, lines))
-    if short := [cells for cells in table if len(cells) < 2]:
-        raise UserError(
-            f"cannot read {name}: the line {short[0][0]:.60} must have at least two columns, image and class"
-        )
-    return [(cells[0].strip(), cells[1].strip()) for cells in table]
+        return [[cell.strip() for cell in cells] for cells in lines if cells]
+
+
+def choose_columns(header: Sequence[str]) -> tuple[int, int] | None:
+    """Returns the numbers of the columns of images and of classes, by the names in the first line of a label file.
+
+    A column is one of images or of classes by its name, see `IMAGE_COLUMNS`; of several the first is taken. Columns of
+    line numbers, as pandas writes them, are left out; if two columns are left, one known name tells the other. Returns
+    None if the names do not tell, also where the line is no header.
+    """
+    words = [re.sub(r"[\W_]+", "", cell.lower()) for cell in header]
+    left = [number for number, word in enumerate(words) if word not in NUMBER_COLUMNS]
+
+    def first(names: Collection[str], other: int | None = None) -> int | None:
+        return next((number for number in left if words[number] in names and number != other), None)
+
+    image = first(IMAGE_COLUMNS)
+    image = first(ID_COLUMNS) if image is None else image
+    label = first(CLASS_COLUMNS, image)
+    if image is not None and label is not None:
+        return image, label
+    if len(left) != 2 or (image is None and label is None and len(left) == len(words)):
+        return None
+    image = next(number for number in left if number != label) if image is None else image
+    return image, next(number for number in left if number != image)
 
 
 def match_images(
-    rows: Sequence[LabelLine], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
+    table: Sequence[Sequence[str]], paths: Sequence[str], *, folder: str, name: str, skipped: collections.Counter[str]
 ) -> dict[str, str]:
     """Returns path -> class of the images that a label file lists, and counts the other images.
 
-    An image is listed by its path below the split's folder or by its name, with or without its suffix. The first row
-    is taken for a header if it lists no existing image.
+    An image is listed by its path below the split's folder or by its name, with or without its suffix. The first line
+    is taken for a header if it lists no existing image. It names the columns of images and classes, see
+    `choose_columns`; without known names, these are the first two.
 
     Args:
-        rows: the rows of the label file.
+        table: the cells of the lines of the label file.
         paths: the paths of the images.
         folder: the folder that contains the images.
         name: the name of the label file, for messages.
         skipped: reason -> number of files skipped; changed in place.
 
     Raises:
-        UserError: no image is listed, a row fits several images, or an image has two classes.
+        UserError: no image is listed, a line is too short or fits several images, or an image has two classes.
     """
     by_key: dict[str, set[str]] = collections.defaultdict(set)
     for path in paths:
@@ -68,8 +94,15 @@ def match_images(
         for key in (path, inner, inner.rpartition("/")[2]):
             by_key[key].add(path)
             by_key[os.path.splitext(key)[0]].add(path)
+    has_header = bool(table) and by_key.keys().isdisjoint(table[0])
+    columns = (choose_columns(table[0]) if has_header else None) or (0, 1)
+    if short := [cells for cells in table if len(cells) <= max(columns)]:
+        raise UserError(
+            f"cannot read {name}: the line {short[0][0]:.60} must have at least {max(columns) + 1} columns, with image "
+            "and class"
+        )
     classes: dict[str, str] = {}
-    for number, (key, label) in enumerate(rows):
+    for number, (key, label) in enumerate((cells[columns[0]], cells[columns[1]]) for cells in table):
         matches = by_key.get(key, set())
         if len(matches) > 1:
             raise UserError(f"{key} in {name} could be any of {', '.join(sorted(matches)[:3])}; write the path")
@@ -79,10 +112,25 @@ def match_images(
             if classes.setdefault(path, label) != label:
                 raise UserError(f"{name} gives {key} two classes, {classes[path]} and {label}")
     if not classes:
-        raise UserError(f"none of the {len(rows):,} files that {name} lists exists")
+        raise UserError(f"none of the {len(table):,} files that {name} lists exists")
     if unlisted := len(paths) - len(classes):
         skipped[f"not listed in {os.path.basename(name)}"] += unlisted
     return classes
+
+
+def check_classes(classes: Mapping[str, str], name: str) -> None:
+    """Raises UserError if nearly every image has a class of its own.
+
+    Args:
+        classes: image -> class.
+        name: the name of the label file, for messages.
+    """
+    count = len(set(classes.values()))
+    if count > CLASSES_AN_IMAGE * len(classes) and len(classes) > 1:
+        raise UserError(
+            f"{name} gives {len(classes):,} images {count:,} classes, such as {next(iter(classes.values()))!r:.60}, so "
+            "the column that was read is not one of classes; write file_name and label above the columns to read"
+        )
 
 
 def names_in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, ...]:
@@ -98,5 +146,5 @@ def names_in_words(names: tuple[str, ...], texts: Iterable[str]) -> tuple[str, .
         name, _, described = line.partition("\t" if "\t" in line else " ")
         described = " ".join(described.encode("utf-8", "replace").decode("utf-8").split())
         if described:
-            words.setdefault(name, described)
-    return tuple(f"{words[name]} [{name}]" if name in words else name for name in names)
+            words.setdefault(compose(name), described)
+    return tuple(f"{words[compose(name)]} [{name}]" if compose(name) in words else name for name in names)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vit_jax import UserError
 from vit_jax.data import images
+from vit_jax.data.sources.class_names import Names, choose_names, compose, kinds_of_names
 from vit_jax.data.sources.class_renaming import join_classes, map_label, rename_classes
 from vit_jax.data.sources.source import Label, Mixture, Shards, Source
 
@@ -102,7 +103,7 @@ class MixedExamples:
         The split `0 train` is the split `train` of the first part.
         """
         number, name = locate_split(split)
-        image, label = self.sources[number].read_example(name, index, **opening)
+        image, label = self.sources[number].read(name, index, **opening)
         return image, map_label(label, self.labels[number])
 
     def read_name(self, split: str, index: int) -> str:
@@ -139,24 +140,32 @@ def mix_sources(
             all parts are in shards and the shards of a part do not fit into the cache.
     """
     weights = parse_proportions(parts)
-    names = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
+    kinds = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
+    names = choose_names(kinds)
+    check_distinct(parts, names)
     counts, texts = [source.num_classes for source in sources], [part.source for part in parts]
-    class_names, labels = join_classes(names, counts, texts)
+    class_ids, labels = join_classes(names, counts, texts)
+    shown = [of_part[0] if of_part else None for of_part in kinds]
+    class_names = show_names(class_ids, labels, shown)
+    # Older versions joined classes by these names alone, and told the forms of Unicode apart.
+    as_before = names == shown and len(class_ids or ()) == len(dict.fromkeys(itertools.chain(*filter(None, names))))
     if len({source.max_labels for source in sources}) > 1:
         raise UserError("the parts of a mixture must all have one label an image, or all the same max_labels")
     examples = MixedExamples(tuple(sources), labels)
     return Source(
-        name="mix",
+        name="mix" if as_before else "mix with its classes joined by id or in one Unicode form",
         parts=tuple((f"{k} {name}", rows) for k, source in enumerate(sources) for name, rows in source.parts),
         read_example=examples.read_example,
         num_classes=len(class_names) if class_names else sources[0].num_classes,
         class_names=class_names,
+        class_ids=None if class_ids == class_names else class_ids,
         digest=repr((weights, [source.fingerprint for source in sources], names)),
         max_labels=sources[0].max_labels,
         file_stamp=None if all(source.file_stamp is None for source in sources) else examples.file_stamp,
         read_name=examples.read_name,
-        notes=tuple(itertools.chain(*(source.notes for source in sources))),
+        notes=(*itertools.chain(*(source.notes for source in sources)), describe_join(texts, names, shown, labels)),
         shards=mix_shards(sources),
+        origins=tuple(itertools.chain(*(source.origins for source in sources))),
         mixture=Mixture(tuple(map(len, sources)), weights),
     )
 
@@ -179,14 +188,49 @@ def mix_shards(sources: Sequence[Source]) -> Shards | None:
     return Shards(runs, examples, all(one.shuffled for one in shards))
 
 
-def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> tuple[str, ...] | None:
-    """Returns the names that the classes of a part have in the mixture, or None if they have no names.
+def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> list[Names]:
+    """Returns the names that the classes of a part may have in the mixture, see `kinds_of_names`.
 
     Raises:
-        UserError: the renaming does not fit the classes, or without one several classes have the same name.
+        UserError: the renaming does not fit the classes.
     """
-    if renaming is not None:
-        return rename_classes(source, renaming, part.classes)
-    if len(set(source.class_names or ())) < len(source.class_names or ()):
-        raise UserError(f"the classes of {part.source} do not join by name, since several have the same name")
-    return source.class_names
+    return kinds_of_names(source) if renaming is None else [rename_classes(source, renaming, part.classes)]
+
+
+def check_distinct(parts: Sequence[WeightedSource], names: Sequence[Names | None]) -> None:
+    """Raises UserError if several classes of a part have the same name, and it has no renaming."""
+    for part, of_part in zip(parts, names, strict=True):
+        if of_part and not part.classes and len(set(map(compose, of_part))) < len(of_part):
+            raise UserError(f"the classes of {part.source} do not join by name, since several have the same name")
+
+
+def show_names(
+    joined: Names | None, labels: Sequence[tuple[int, ...] | None], shown: Sequence[Names | None]
+) -> Names | None:
+    """Returns the names to print of the joined classes: those that the first part with the class prints, or None.
+
+    Args:
+        joined: the names by which the classes were joined.
+        labels: for each part, label in the part -> label in the mixture.
+        shown: for each part, the names that it prints.
+    """
+    names: dict[int, str] = {}
+    for of_part, words in zip(labels, shown, strict=True):
+        for label, word in zip(of_part or (), words or (), strict=True):
+            names.setdefault(label, word)
+    return joined and tuple(names[label] for label in range(len(joined)))
+
+
+def describe_join(
+    texts: Sequence[str],
+    names: Sequence[Names | None],
+    shown: Sequence[Names | None],
+    labels: Sequence[tuple[int, ...] | None],
+) -> str:
+    """Returns a line on how the classes of the parts `texts` were joined; see `show_names`."""
+    ways = [
+        "number" if own is None else "name" if own == words else "id" for own, words in zip(names, shown, strict=True)
+    ]
+    total = len(set(itertools.chain(*filter(None, labels))))
+    parts = ", ".join(f"{text} by {way}" for text, way in zip(texts, ways, strict=True))
+    return f"The classes of the mixture are joined: {parts}{f'; {total:,} in all' if total else ''}."

@@ -35,7 +35,7 @@ class NpzFile:
         """
         with user_errors(f"cannot read {path}", *NPZ_ERRORS), open_arrays(path) as arrays:
             self.labels = {split: read_labels(arrays, split, path) for split in find_splits(arrays, path)}
-            self.class_names = tuple(map(str, arrays[CLASSES].tolist())) if CLASSES in arrays else None
+            self.class_names = read_class_names(arrays, path)
             largest = max((int(labels.max()) for labels in self.labels.values() if len(labels)), default=-1)
             self.num_classes = len(self.class_names) if self.class_names else largest + 1
             if largest >= self.num_classes:
@@ -116,15 +116,25 @@ def read_labels(arrays: Mapping[str, Any], split: str, path: str) -> np.ndarray:
     """Returns the labels of a split.
 
     Raises:
-        UserError: there are no labels, or they are not whole numbers [n] of 0 or more.
+        UserError: there are no labels, or they are not whole numbers [n] of 0 or more, or -1 for an image without one.
     """
     if split + LABELS not in arrays:
         raise UserError(f"{path} has {split}{IMAGES}, but no {split}{LABELS}.")
     labels = arrays[split + LABELS]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < 0:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min(initial=0) < -1:
         kind = f"{labels.dtype} {list(labels.shape)}"
-        raise UserError(f"{split}{LABELS} of {path} must be whole numbers [n] of 0 or more, not {kind}.")
+        raise UserError(f"{split}{LABELS} of {path} must be whole numbers [n] of -1 (no label) or more, not {kind}.")
     return labels
+
+
+def read_class_names(arrays: Mapping[str, Any], path: str) -> tuple[str, ...] | None:
+    """Returns the names of the classes, or None if there are none; raises UserError if they are not [classes]."""
+    if CLASSES not in arrays:
+        return None
+    names = arrays[CLASSES]
+    if names.ndim != 1:
+        raise UserError(f"{CLASSES} of {path} must be names [classes], not {names.dtype} {list(names.shape)}.")
+    return tuple(map(str, names.tolist()))
 
 
 def read_images(arrays: Mapping[str, Any], split: str, count: int, path: str) -> UInt8[np.ndarray, "n height width 3"]:

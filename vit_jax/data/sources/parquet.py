@@ -2,10 +2,12 @@
 
 An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of whole
 numbers. The columns are found by the description that the library `datasets` leaves in the files: the only column of
-type Image, and the only one of type ClassLabel, whose class names are used. Otherwise they are the columns `image` and
+type Image, and the only one of type ClassLabel, whose class names are used; all files must state the same names in the
+same order. Otherwise they are the columns `image` and
 `label`. `,image=COLUMN` and `,label=COLUMN` after the pattern name other columns. The EXIF orientation is not applied.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -38,6 +40,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     image, label, class_names = choose_columns(footers[first], options)
     for path, footer in footers.items():
         check_columns(footer, {"image": image, "label": label}, path)
+    check_classes(footers, label)
     num_classes = len(class_names) if class_names else source_config.num_classes
     if num_classes is None:
         raise UserError(
@@ -127,8 +130,28 @@ def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[s
     for role, kind in (("image", "Image"), ("label", "ClassLabel")):
         fitting = [name for name, feature in described.items() if class_label(feature).get("_type") == kind]
         chosen[role] = options.get(role) or (fitting[0] if len(fitting) == 1 else role)
-    names = class_label(described.get(chosen["label"], {})).get("names")
-    return chosen["image"], chosen["label"], tuple(map(str, names)) if names else None
+    return chosen["image"], chosen["label"], list_class_names(footer, chosen["label"])
+
+
+def list_class_names(footer: shards.Footer, label: str) -> tuple[str, ...] | None:
+    """Returns the class names that a file states for its column `label`, or None if it states none."""
+    names = class_label(describe_features(footer).get(label, {})).get("names")
+    return tuple(map(str, names)) if names else None
+
+
+def check_classes(footers: Mapping[str, shards.Footer], label: str) -> None:
+    """Raises UserError if two files, path -> footer, name the classes of the column `label` in different orders."""
+    stated = {path: names for path, footer in footers.items() if (names := list_class_names(footer, label))}
+    first = next(iter(stated), "")
+    for path, names in stated.items():
+        if names == stated[first]:
+            continue
+        pairs = enumerate(itertools.zip_longest(stated[first], names))
+        number, (own, other) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+        raise UserError(
+            f"the label {number} is {own!r} in {first}, but {other!r} in {path}; all files of a data set must state "
+            "the same class names in the same order, so write the files again"
+        )
 
 
 def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -> None:

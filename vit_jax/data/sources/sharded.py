@@ -11,7 +11,7 @@ from jaxtyping import Int32
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
-from vit_jax.data.sources.source import Shards, stamp_files, stamp_versions
+from vit_jax.data.sources.source import Shards, check_range, stamp_files, stamp_versions
 
 OpenShard: TypeAlias = Callable[[shards.Shard], Any]  # returns the reader of a shard
 
@@ -118,13 +118,13 @@ def check_labels(
 ) -> int | Int32[np.ndarray, " max_labels"]:
     """Checks the labels of a record, called `name` in messages, and returns them in the form of a `source.Label`.
 
-    That is an int or, in multi-label data, an array [max_labels] with each label once, padded with -1.
+    That is an int, -1 for an image without a label; or, in multi-label data, an array [max_labels] with each label
+    once, padded with -1.
 
     Raises:
         UserError: a label is out of range, or there are too many or too few.
     """
-    if wrong := [label for label in labels if not 0 <= label < num_classes]:
-        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
+    check_range(labels, num_classes, name)
     if max_labels is None:
         if len(labels) != 1:
             raise UserError(
@@ -132,7 +132,7 @@ def check_labels(
                 f"{shards.MANIFEST_NAME} or --config.data.max_labels"
             )
         return labels[0]
-    labels = list(dict.fromkeys(labels))
+    labels = list(dict.fromkeys(label for label in labels if label >= 0))
     if len(labels) > max_labels:
         raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
     return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)

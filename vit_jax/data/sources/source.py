@@ -1,8 +1,8 @@
 """The one form that all sources of examples have.
 
 A source is indexed like a list and gives `{"image": ..., "label": ...}`. The image is RGB uint8 [height, width, 3], or
-an `EncodedImage`. The label is an int or, in multi-label data, an array. Sources can be pickled, so worker processes
-can read them.
+an `EncodedImage`. The label is an int or, in multi-label data, an array. A label of -1
+says that an image has none, as in the test splits of TFDS. Sources can be pickled, so worker processes can read them.
 """
 
 import bisect
@@ -24,6 +24,7 @@ from vit_jax.data.sources import splits
 from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
+Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +124,13 @@ class Source:
         notes: lines for the user on what was read and what was skipped.
         shards: the shards in which the examples lie; None if they do not lie in shards.
         mixture: how training draws from the parts of a mixture of sources; None if this is no mixture.
+        needs_labels: whether an image without a label is refused when it is read.
+        origins: (data set, whole split, range of its examples) of each part; two sources of the same images share some.
     """
 
     name: str
     parts: tuple[tuple[str, range], ...]
-    read_example: Callable[..., tuple[images.RGB | images.EncodedImage, Label]]
+    read_example: Callable[..., Example]
     num_classes: int
     class_names: tuple[str, ...] | None = None
     digest: str = ""
@@ -141,6 +144,8 @@ class Source:
     notes: tuple[str, ...] = ()
     shards: Shards | None = None
     mixture: Mixture | None = None
+    needs_labels: bool = False
+    origins: tuple[tuple[str, str, range], ...] = ()
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -151,14 +156,26 @@ class Source:
 
         Raises:
             DecodeError: the file is unreadable.
+            UserError: the label is not one of the classes, or is missing and needed.
         """
-        image, label = self.read_example(*splits.locate_example(self.parts, int(index)))
+        image, label = self.read(*splits.locate_example(self.parts, int(index)))
         return {"image": image, "label": label}
+
+    def read(self, split: str, row: int, **opening: Callable[..., Any]) -> Example:
+        """Returns (image, label) number `row` of a whole split; takes what `read_example` takes, raises as an index."""
+        image, label = self.read_example(split, row, **opening)
+        name = image.name if isinstance(image, images.EncodedImage) else f"image {row}"
+        check_range(label_list(label), self.num_classes, f"{name} of the split {split}", self.needs_labels)
+        return image, label
 
     def label(self, index: int) -> Label:
         """Returns the label of an example, without its image where the source can; raises as `source[index]`."""
-        place = splits.locate_example(self.parts, index)
-        return self.read_label(*place) if self.read_label else self.read_example(*place)[1]
+        split, row = splits.locate_example(self.parts, index)
+        if not self.read_label:
+            return self.read(split, row)[1]
+        label = self.read_label(split, row)
+        check_range(label_list(label), self.num_classes, f"image {row} of the split {split}", self.needs_labels)
+        return label
 
     def stamp(self, indices: Iterable[int]) -> str:
         """Returns a short text that changes when the files of these examples do; empty: the digest covers them."""
@@ -220,12 +237,11 @@ class Source:
             )
 
     def overlaps(self, other: "Source") -> bool:
-        """Returns whether two splits of the same data share examples."""
+        """Returns whether two sources share examples."""
         return any(
-            splits.canonical_name(name) == splits.canonical_name(same)
-            and max(rows.start, others.start) < min(rows.stop, others.stop)
-            for name, rows in self.parts
-            for same, others in other.parts
+            place == same and max(rows.start, others.start) < min(rows.stop, others.stop)
+            for *place, rows in self.origins
+            for *same, others in other.origins
         )
 
     @property
@@ -239,6 +255,21 @@ class Source:
 def label_list(label: Label) -> list[int]:
     """Returns the labels of an image as a list, without padding."""
     return [label] if isinstance(label, int) else label[label >= 0].tolist()
+
+
+def check_range(labels: Sequence[int], num_classes: int, name: str, needed: bool = False) -> None:
+    """Raises UserError if a label of an image is not one of the classes.
+
+    Args:
+        labels: the labels; -1 says that the image has none.
+        num_classes: the labels are 0 to num_classes - 1.
+        name: what messages call the image.
+        needed: whether -1 is refused too.
+    """
+    if wrong := [label for label in labels if not -1 <= label < num_classes]:
+        raise UserError(f"{name} has the label {wrong[0]}, but there are {num_classes} classes")
+    if needed and -1 in labels:
+        raise UserError(f"{name} has no label (-1); choose only splits whose images have labels")
 
 
 def stamp_files(paths: Iterable[str]) -> str:

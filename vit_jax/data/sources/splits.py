@@ -7,6 +7,13 @@ from vit_jax import UserError, choose
 
 PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]+%?)?\])?")
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
+# Word in the name of a file or folder -> the split that it stands for.
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+}
+AFFIX = re.compile(r"(set|data|dataset|images?|imgs?|folder|split)$")  # of the name of a split, or a word of it
 
 
 class UnknownSplit(UserError):
@@ -51,6 +58,23 @@ def split_names(split: str) -> list[str]:
 def canonical_name(name: str) -> str:
     """Returns `validation` for `val`, since both are the same split, and any other name as it is."""
     return "validation" if name == "val" else name
+
+
+def name_splits(names: Sequence[str]) -> dict[str, str]:
+    """Returns name of a folder -> the split that it stands for, for those of the names that stand for one.
+
+    A name stands for a split if one of its words does, in any case. Its other words must be usual ones, as in
+    `training_set` and `TestImages`, or the same in all these names, as in `seg_train` and `seg_test`.
+    """
+    found = {}
+    for name in names:
+        words = [AFFIX.sub("", word.lower()) for word in re.findall(r"[^\W\d_]+", name)]
+        meant = [SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS]
+        if len(meant) == 1:
+            found[name] = meant[0], [word for word in words if word and word not in SPLIT_WORDS]
+    rests = [rest for _, rest in found.values()]
+    alike = (len(rests) > 1 or len(names) == 1) and all(rest == rests[0] for rest in rests)
+    return {name: split for name, (split, rest) in found.items() if alike or not rest}
 
 
 def resolve_name(name: str, existing: Collection[str], what: str = "split") -> str:

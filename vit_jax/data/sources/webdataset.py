@@ -7,7 +7,7 @@ of the image. The EXIF orientation is not applied.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -96,7 +96,8 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
     """Opens a WebDataset; `name` is a pattern with options.
 
     Raises:
-        UserError: a file or a split is missing, a file is damaged, or the number of classes is not known.
+        UserError: a file or a split is missing, a file is damaged, the number of classes is not known, or the splits
+            have their labels in different fields.
     """
     pattern, options = read_options(name, OPTIONS)
     tar_set = find_tars(pattern)
@@ -109,8 +110,7 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
             f"the number of classes of {pattern} is not known; set --config.data.num_classes, or write it into "
             f"{INFO_NAME} beside the files as num_classes"
         )
-    fields = {info.label_fields[whole] for whole in existing.values() if info and whole in info.label_fields}
-    field = options.get("label") or next(iter(fields), None)
+    field = options.get("label") or choose_label_field(info, list(existing.values()))
     max_labels = (info and info.max_labels) or source_config.max_labels
     read_record = partial(read_sample, field=field, extension=options.get("image"))
     parts = tuple(select_examples(split, splits.counts))
@@ -127,6 +127,23 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         split_names=tuple(tar_set.splits),
         shards=splits.select(parts),
     )
+
+
+def choose_label_field(info: WebDatasetInfo | None, existing: Sequence[str]) -> str | None:
+    """Returns the field of a sample's json that has the label, as `_info.json` states it for whole splits, or None.
+
+    Raises:
+        UserError: two of the splits state different fields.
+    """
+    stated = {split: info.label_fields[split] for split in existing if split in info.label_fields} if info else {}
+    fields = list(dict.fromkeys(stated.values()))
+    if len(fields) > 1:
+        words = " and ".join(f"{field} for {split}" for split, field in stated.items())
+        raise UserError(
+            f"{INFO_NAME} states different fields of the labels as alt_label, {words}; name the one to read from all "
+            f"splits with ,label={fields[0]} after the source, or read the splits one by one"
+        )
+    return fields[0] if fields else None
 
 
 def list_webdataset_splits(source_config: SourceConfig, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax import UserError
-from vit_jax.storage import filesystem
+from vit_jax.storage import filesystem, read_json
 
 INFO_NAME = "_info.json"
 
@@ -44,10 +44,7 @@ def read_info(folder: str) -> WebDatasetInfo | None:
     path = filesystem.join_path(folder, INFO_NAME)
     if not filesystem.expand_pattern(glob.escape(path)):
         return None
-    try:
-        fields = json.loads(filesystem.read_bytes(path))
-    except ValueError as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    fields = read_json(path)
     if not isinstance(fields, dict) or not isinstance(fields.get("splits"), dict):
         raise UserError(f"cannot read {path}: it must be a JSON object whose field splits is an object")
     splits = {split: read_lengths(of_split, f"splits.{split}", path) for split, of_split in fields["splits"].items()}

@@ -185,7 +185,7 @@ def _adapted_kernels(
     tables = (_kernel_parts(table, params, spec.depth) for table in _tables(spec))
     parts = max(tables, key=lambda parts: len(parts.keys() & linears))
     kernels = dict[str, np.ndarray]()
-    for linear in linears & parts.keys():
+    for linear in sorted(linears & parts.keys()):
         name, index = parts[linear]
         a, b = (arrays.pop(linear + end) for end in ENDS)
         if name not in kernels:
