@@ -138,9 +138,6 @@ class Faults:
     def term_step(self) -> Outcome:
         return self.preempted("step 12/", (1,), "step")
 
-    def term_all(self) -> Outcome:
-        return self.preempted("step 23/", (0, 1), "all")
-
     def term_evaluation(self) -> Outcome:
         outcome = self.preempted("step 20/40  loss", (0,), "evaluation", "slow_evaluation:2")
         first = self.folder.joinpath("term-evaluation.0.log").read_text().partition("preempted")[0]
@@ -487,7 +484,6 @@ def table(folder: Path, kills: int, only: str) -> Iterator[tuple[str, str, bool]
         ("Exact resume", "SIGTERM to one of 2 x 2, resumed on 2 x 2 and on 4 x 1", Faults.resume_bitwise),
         ("Another mesh: losses to 1e-5", "the same, on other meshes", Faults.resume_elsewhere),
         ("Preemption saves", "SIGTERM to one host during a step", Faults.term_step),
-        ("Preemption saves", "SIGTERM to all hosts", Faults.term_all),
         ("Preemption saves", "SIGTERM to one host as an evaluation begins", Faults.term_evaluation),
         (
             "Preemption saves",
