@@ -241,6 +241,42 @@ def test_damaged_tars_are_named(tmp_path):
         opened(source)[0]
 
 
+def test_no_archive_ends_early_without_a_word(tmp_path):
+    """Cut at any block, also with zeros in place of what is missing; with a block of zeros; twice in one file."""
+    path = tmp_path / "a.tar"
+    source = write_tar(path, *(sample(number, cls=b"0") for number in range(8)))
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        headers = [member.offset for member in tar]
+    complete = -(-len(whole.rstrip(b"\0")) // 512) * 512 + 1024  # with the two blocks that end an archive
+    cut = [whole[:size] for size in range(512, complete, 512)]
+    filled = [content.ljust(len(whole) + 20480, b"\0") for content in cut]
+    zeroed = [whole[:at] + bytes(512) + whole[at + 512 :] for at in headers[1:]]
+    for content in (*cut, *filled, *zeroed, whole + whole, whole + b"more"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read .*a.tar: .* copy or pack it again"):
+            opened(source)
+    for content in (whole, whole[:complete], whole.ljust(-(-len(whole) // 10240) * 10240, b"\0")):
+        path.write_bytes(content)
+        assert len(opened(source)) == 8
+
+
+def test_members_that_stand_for_others_are_refused(tmp_path):
+    path = tmp_path / "a.tar"
+    source = write_tar(path, sample(0, cls=b"0"), sample(0, cls=b"1"))
+    with pytest.raises(UserError, match=r"two members \S+\.\w+ follow each other, so samples cannot be told apart"):
+        opened(source)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("GNUSparseFile.0/x.png")
+        info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x.png"}
+        info.pax_headers["GNU.sparse.realsize"] = "2000"
+        content = b"1\n1000\n8\n".ljust(512, b"\0") + b"8 bytes."
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(UserError, match=r"x.png is stored as a sparse file; copy or pack it again"):
+        opened(source)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

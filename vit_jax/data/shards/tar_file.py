@@ -6,6 +6,7 @@ extension. A tar file has no index: the headers of its members are read one afte
 
 import functools
 import io
+import itertools
 import os
 import re
 import tarfile
@@ -14,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int16, Int64
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, printable, user_errors
 
 MAX_INDEXED = 4096  # files per process whose indices are kept: of 1,000 samples of 3 members each, 70 kB a file
 MEMBER = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
 ADVICE = "copy or pack it again"
+END = 2 * tarfile.BLOCKSIZE  # bytes of zeros that end an archive
 
 
 class Sample(NamedTuple):
@@ -106,16 +108,20 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     try:
         with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:
             files = [(MEMBER.fullmatch(member.name), member) for member in tar if member.isreg()]
-            assert tar.fileobj
-            tar.fileobj.seek(tar.offset)
-            if tar.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):  # `tarfile` ends at a damaged header without a word
-                raise tarfile.TarError(f"the header at byte {tar.offset} is damaged")
+            check_end(tar)
     except tarfile.TarError as error:
         raise UserError(
             f"cannot read {path}: it is truncated, compressed or no tar file ({error}); {ADVICE}"
         ) from error
+    if sparse := [info.name for _, info in files if info.issparse()]:
+        raise UserError(f"cannot read {path}: {printable(sparse[0])} is stored as a sparse file; {ADVICE}")
     members = [(match["key"], match["extension"].lower(), info) for match, info in files if match]
     firsts = [at for at, (key, _, _) in enumerate(members) if at == 0 or key != members[at - 1][0]]
+    for first, last in itertools.pairwise([*firsts, len(members)]):
+        kinds_of_sample = [kind for _, kind, _ in members[first:last]]
+        if twice := [kind for kind in kinds_of_sample if kinds_of_sample.count(kind) > 1]:
+            twins = f"two members {printable(members[first][0])}.{printable(twice[0])} follow each other"
+            raise UserError(f"cannot read {path}: {twins}, so samples cannot be told apart; {ADVICE}")
     keys = [members[first][0].encode("utf-8", "surrogateescape") for first in firsts]
     starts = np.array([info.offset_data for _, _, info in members], np.int64)
     ends = starts + np.array([info.size for _, _, info in members], np.int64)
@@ -124,3 +130,27 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     return TarIndex(
         np.array(keys, "S"), np.array([*firsts, len(members)], np.int64), starts, ends, kinds, tuple(numbers)
     )
+
+
+def check_end(tar: tarfile.TarFile) -> None:
+    """Checks what follows the last member that was read: two blocks of zeros at least, and zeros up to a whole record.
+
+    `tarfile` reads up to a damaged header, a block of zeros or the end of the file, and says nothing. More zeros are
+    those of a file whose place was reserved before it was written.
+
+    Raises:
+        TarError: the members end earlier or later than the archive.
+    """
+    assert tar.fileobj
+    size = tar.fileobj.seek(0, os.SEEK_END)
+    tar.fileobj.seek(tar.offset)
+    end = tar.fileobj.read(END + tarfile.RECORDSIZE)
+    if end[: tarfile.BLOCKSIZE].strip(b"\0"):
+        raise tarfile.TarError(f"the header at byte {tar.offset} is damaged")
+    if len(end) < END:
+        raise tarfile.TarError(f"it ends at byte {size} without the blocks that end an archive")
+    if end.strip(b"\0"):
+        place = tar.offset + len(end) - len(end.lstrip(b"\0"))
+        raise tarfile.TarError(f"the archive ends at byte {tar.offset}, but there is more at byte {place}")
+    if len(end) == END + tarfile.RECORDSIZE:
+        raise tarfile.TarError(f"the archive ends at byte {tar.offset}, but zeros follow up to byte {size}")
