@@ -197,6 +197,29 @@ def test_files_of_tfds_that_change_are_noticed(tfds_folder):
     assert again.fingerprint == source.fingerprint  # a copy is the same data
 
 
+@pytest.mark.parametrize(
+    ("key", "known"), [("type", "features_dict.FeaturesDict"), ("pythonClassName", "class_label_feature.ClassLabel")]
+)
+def test_a_prepared_data_set_runs_no_code(tfds_folder, key, known, tmp_path, monkeypatch):
+    """TFDS imports the module of any class that `features.json` names, such as one in the current folder."""
+    (tfds_folder / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.syspath_prepend(str(tfds_folder))
+    path = tfds_folder / "tiny" / "1.2.3" / "features.json"
+    text, named = path.read_text(), f'"{key}": "tensorflow_datasets.core.features.{known}"'
+    assert named in text
+    path.write_text(text.replace(named, f'"{key}": "planted.Label"'))
+    with pytest.raises(UserError, match=r"features.json names the class planted.Label, which is no feature of TFDS"):
+        open_source("tfds:tiny", "train", data_dir=str(tfds_folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 10_000, '{"a": 1, "a": 2}'])
+def test_a_damaged_description_of_tfds_is_a_sentence(tfds_folder, text):
+    (tfds_folder / "tiny" / "1.2.3" / "features.json").write_text(text)
+    with pytest.raises(UserError, match=r"cannot read .*features.json: \w+Error: "):
+        open_source("tfds:tiny", "train", data_dir=str(tfds_folder))
+
+
 def test_tfds_that_is_absent(tmp_path):
     with pytest.raises(
         UserError, match=f"no TFDS dataset 'jft300m' in {tmp_path}, and TFDS has no dataset of this name"

@@ -16,7 +16,7 @@ def read_json(path: str) -> Any:
     """
     try:
         return json.loads(filesystem.read_bytes(path), object_pairs_hook=unique_entries)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: nested thousands of times
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from vit_jax import MissingData, UserError, storage, tell
+from vit_jax import MissingData, UserError, printable, storage, tell
 from vit_jax.data import shards
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.sharded import OpenShard, ShardedSplits
@@ -25,6 +25,17 @@ from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples
 from vit_jax.storage import filesystem
 
+# Classes of features that a prepared data set may name: those of TFDS 4.9, under all their names.
+FEATURE_CLASSES = frozenset(
+    f"tensorflow_datasets.core.features.{name}"
+    for name in (
+        *("audio_feature.Audio", "bounding_boxes.BBoxFeature", "class_label_feature.ClassLabel"),
+        *("dataset_feature.Dataset", "feature.Tensor", "features_dict.FeaturesDict", "image_feature.Image"),
+        *("labeled_image.LabeledImage", "optional_feature.Optional", "scalar.Scalar", "sequence_feature.Sequence"),
+        *("tensor_feature.Tensor", "text_feature.Text", "translation_feature.Translation"),
+        *("translation_feature.TranslationVariableLanguages", "video_feature.Video"),
+    )
+)
 FILE_NAME = "file_name"  # the feature that names an image, as ImageNet's does
 SHARD_X_OF_Y = re.compile(r"\d{5,}-of-\d{5,}")  # in the names of shards, as TFDS calls and writes it
 FILE_FORMATS = ("array_record", "tfrecord")  # that can be read, the preferred first, as TFDS and `shards` name them
@@ -180,8 +191,10 @@ def find_prepared(name: str, where: str) -> PreparedData | None:
         if filesystem.is_remote(where):
             folder = newest_remote_version(where, name)
             described = filesystem.local_copy_of_folder(folder, lambda file: not SHARD_X_OF_Y.search(file))
+            check_feature_classes(described)
             info = tfds.builder_from_directory(described).info
         else:
+            check_feature_classes(os.path.join(where, re.split("[:/]", name)[0]))
             info = tfds.core.read_only_builder.builder_from_files(name, data_dir=where).info
             folder = info.data_dir
     except tfds.core.DatasetNotFoundError:
@@ -197,6 +210,31 @@ def find_prepared(name: str, where: str) -> PreparedData | None:
     if info.file_format != readable[0]:  # one of several
         info.set_file_format(readable[0], override=True, override_if_initialized=True)
     return PreparedData(info, folder)
+
+
+def check_feature_classes(folder: str) -> None:
+    """Checks that the descriptions of features below a folder name classes of TFDS only.
+
+    TFDS imports the modules of the classes that `features.json` names, which may be any on `sys.path`.
+
+    Raises:
+        UserError: another class is named, or a description cannot be read.
+    """
+
+    def named(node: Any) -> Iterator[Any]:
+        for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            yield from named(value)
+        if isinstance(node, dict):
+            keys = ("pythonClassName", "python_class_name", *(("type",) if "content" in node else ()))
+            yield from (node[key] for key in keys if key in node)
+
+    for path in sorted(Path(folder).rglob("features.json")):
+        for name in named(storage.read_json(str(path))):
+            if name not in FEATURE_CLASSES:
+                raise UserError(
+                    f"{path} names the class {printable(str(name))}, which is no feature of TFDS, and whose code would "
+                    "be run; prepare the data with features of TFDS"
+                )
 
 
 def check_features(info: Any, name: str) -> None:
