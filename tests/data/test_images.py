@@ -82,6 +82,36 @@ def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
         warnings.warn("of others", stacklevel=1)
 
 
+@pytest.mark.parametrize(
+    "segment",
+    [
+        b"\xff\xe0\x00\x08JFIF\0\x01",  # as libjpeg reads it, and Pillow does not
+        b"\xff\xee\x00\x08Adobe\0",
+        b"\xff\xe2\xff\xff" + bytes(65533),  # 64 KiB before the EXIF data
+    ],
+    ids=["JFIF", "Adobe", "long"],
+)
+def test_the_exif_data_of_a_jpeg_is_read_where_the_decoder_reads_the_image(segment):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    plain = encoded(picture(), "JPEG", quality=95)
+    data = encoded(picture(), "JPEG", exif=exif, quality=95)
+    data = data[:2] + segment + data[2:]
+    upright = np.rot90(decode.decode_image(plain, "x"), -1)
+    np.testing.assert_array_equal(decode.decode_image(data, "x", exif=True), upright)
+    np.testing.assert_array_equal(decode.EncodedImage(data, "x", exif=True).crop(0, 0, 5, 4), upright[:5, :4])
+
+
+def test_damaged_exif_data_is_ignored():
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    data = encoded(picture(), "JPEG", exif=exif, quality=95)
+    start = data.index(b"Exif") + 6
+    for size in range(1, 26):
+        damaged = data[:start] + b"\xff" * size + data[start + size :]
+        assert decode.decode_image(damaged, "x", exif=True).shape[2] == 3
+
+
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
 def test_damaged_files_are_errors_that_name_the_file(suffix):
     data = encoded(picture(), suffix)

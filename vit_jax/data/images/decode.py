@@ -23,6 +23,7 @@ from vit_jax.storage import filesystem
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 UNKNOWN_FORMAT = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file that can be read"
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
 MAX_PIXELS = 100_000_000  # a small file can decode to gigabytes
 HEADER_BYTES = 1 << 14  # of a file that are read first: they usually contain its header
 
@@ -93,8 +94,7 @@ class EncodedImage:
         frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        turned = self.exif and has_exif(self.data[: frame.scan_at]) and exif_orientation(self.data) != 1
-        return None if turned else frame
+        return None if self.exif and exif_orientation(self.data) != 1 else frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
         image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
-        return apply_orientation(image, data) if exif and has_exif(data) else image
+        return apply_orientation(image, exif_orientation(data)) if exif else image
 
 
 class PillowWarnings:
@@ -222,17 +222,6 @@ def decode_errors(name: str) -> Iterator[None]:
 def is_jpeg(data: bytes) -> bool:
     """Returns whether the data begins as a JPEG file does."""
     return data[:2] == b"\xff\xd8"
-
-
-def has_exif(data: bytes) -> bool:
-    """Returns whether an encoded image may contain EXIF data whose orientation is still to be applied.
-
-    EXIF data is expected in the first 64 KiB of a JPEG, and anywhere in another file. The result is False for a TIFF
-    file, since Pillow applies its orientation.
-    """
-    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF: Pillow applies the orientation itself
-        return False
-    return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
 def decode_jpeg(data: bytes) -> RGB:
@@ -284,9 +273,10 @@ def decode_with_pillow(data: bytes) -> RGB:
         return np.array(image.convert("RGB"))
 
 
-def apply_orientation(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Turns an image upright by the EXIF orientation that `data` states."""
-    stated = exif_orientation(data)
+def apply_orientation(image: RGB, stated: int) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Turns an image upright, given its EXIF orientation."""
+    if stated == 1:
+        return image
     if stated in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
     if stated in (2, 3, 6, 7):
@@ -297,11 +287,22 @@ def apply_orientation(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows column
 
 
 def exif_orientation(data: bytes) -> int:
-    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8); 1 if it states none, or an unknown one."""
-    if not has_exif(data):
+    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8) that is still to be applied.
+
+    It is 1 if the image states none or an unknown one, if its EXIF data is damaged, and for a TIFF file, since Pillow
+    applies its orientation. The EXIF data of a JPEG is found by its header's segments, however long these are: Pillow
+    refuses some files that libjpeg decodes.
+    """
+    exif = Image.Exif()
+    try:
+        if is_jpeg(data):
+            exif.load(jpeg.exif_content(data))
+        elif data[:4] not in TIFF and (b"eXIf" in data or b"EXIF" in data):
+            with Image.open(io.BytesIO(data), formats=FORMATS) as header:
+                exif = header.getexif()
+        stated = exif.get(ExifTags.Base.Orientation, 1)
+    except Exception:  # as many kinds as Pillow's parser of TIFF raises
         return 1
-    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-        stated = header.getexif().get(ExifTags.Base.Orientation, 1)
     return stated if stated in range(1, 9) else 1
 
 

@@ -80,14 +80,8 @@ def shrink(pixels: RGB, shorter_side: int) -> Crop:
 
 
 def needs_rotation(image: EncodedImage) -> bool:
-    """Returns whether an EXIF orientation is to be applied that turns or mirrors the image.
-
-    The result is True if the EXIF data is damaged. The image is then decoded, and the decoder reports the damage.
-    """
-    try:
-        return image.exif and exif_orientation(image.data) != 1
-    except Exception:
-        return True
+    """Returns whether an EXIF orientation is to be applied that turns or mirrors the image."""
+    return image.exif and exif_orientation(image.data) != 1
 
 
 def encode_image(pixels: RGB, quality: int | None = None) -> bytes:

@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 from vit_jax.data.images import turbojpeg
 
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
+EXIF, EXIF_ID = 0xE1, b"Exif\0\0"
 BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without tables and extensions
 WITHOUT_LENGTH = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # the last two are not markers
@@ -64,6 +65,12 @@ def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
             return segments
         at += 2 + length
     return None
+
+
+def exif_content(data: bytes) -> bytes:
+    """Returns the EXIF data in the header of a JPEG, the contents of its segments joined; empty if there is none."""
+    contents = [data[begin + 2 : end] for marker, begin, end in header_segments(data) or () if marker == EXIF]
+    return b"".join(content.removeprefix(EXIF_ID) for content in contents if content.startswith(EXIF_ID))
 
 
 def read_frame(data: bytes) -> Frame | None:
