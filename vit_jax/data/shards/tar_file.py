@@ -108,7 +108,7 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     try:
         with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:
             files = [(MEMBER.fullmatch(member.name), member) for member in tar if member.isreg()]
-            check_end(tar)
+            check_end(tar, size)
     except tarfile.TarError as error:
         raise UserError(
             f"cannot read {path}: it is truncated, compressed or no tar file ({error}); {ADVICE}"
@@ -132,17 +132,20 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     )
 
 
-def check_end(tar: tarfile.TarFile) -> None:
+def check_end(tar: tarfile.TarFile, size: int) -> None:
     """Checks what follows the last member that was read: two blocks of zeros at least, and zeros up to a whole record.
 
     `tarfile` reads up to a damaged header, a block of zeros or the end of the file, and says nothing. More zeros are
     those of a file whose place was reserved before it was written.
 
+    Args:
+        tar: the archive, all of whose members were read.
+        size: the size of its file in bytes.
+
     Raises:
         TarError: the members end earlier or later than the archive.
     """
     assert tar.fileobj
-    size = tar.fileobj.seek(0, os.SEEK_END)
     tar.fileobj.seek(tar.offset)
     end = tar.fileobj.read(END + tarfile.RECORDSIZE)
     if end[: tarfile.BLOCKSIZE].strip(b"\0"):
