@@ -69,7 +69,7 @@ class StreamedShard(NamedTuple):
     """
 
     reader: ShardReader
-    give_back: Callable[[], None]
+    give_back: Callable[[], object]
 
 
 _streamed: dict[str, StreamedShard] = {}  # by path
