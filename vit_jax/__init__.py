@@ -19,6 +19,7 @@ from vit_jax.errors import exit_code as exit_code
 from vit_jax.errors import format_rounded_up as format_rounded_up
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path
+from vit_jax.errors import out_of_files as out_of_files
 from vit_jax.errors import printable as printable
 from vit_jax.errors import reason as reason
 from vit_jax.errors import refuse as refuse

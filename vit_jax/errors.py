@@ -2,7 +2,11 @@
 
 import contextlib
 import difflib
+import errno
 import math
+import os
+import re
+import resource
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -83,7 +87,8 @@ def user_errors(what: str, *kinds: type[Exception], advice: str = "") -> Iterato
         is_bug = Exception in kinds and isinstance(error, BUGS) and type(error) not in kinds
         if is_bug or isinstance(error, UserError):
             raise
-        raise UserError(f"{what}: {reason(error)}" + (f"; {advice}" if advice else "")) from error
+        helps = advice and not out_of_files(error)
+        raise UserError(f"{what}: {reason(error)}" + (f"; {advice}" if helps else "")) from error
 
 
 @contextlib.contextmanager
@@ -103,9 +108,24 @@ def errors_of(subject: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the first line of an error's message; of an `OSError`, the text without its number and path."""
+    """Returns the first line of an error's message; of an `OSError`, the text without its number and path.
+
+    If this process has too many files open, the reason says so with the limit, whatever the error says in addition.
+    """
     text = str(getattr(error, "strerror", None) or error).strip().partition("\n")[0]
-    return text.rstrip(".") or type(error).__name__
+    return out_of_files(error) or text.rstrip(".") or type(error).__name__
+
+
+def out_of_files(error: BaseException) -> str | None:
+    """Returns the reason of an error because this process has too many files open; None: it is another error.
+
+    The reason states the limit. Libraries have messages of their own, which all contain the words of the system.
+    """
+    words = os.strerror(errno.EMFILE)
+    if not re.search(rf"{words}(?! in system)", str(error)):
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"this process has as many files open as it may, {limit:,}; raise this limit with ulimit -n"
 
 
 def format_rounded_up(value: float, digits: int) -> str:

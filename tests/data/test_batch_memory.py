@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.data import loader
-from vit_jax.data.batch_memory import ALIGNMENT, BatchMemory
+from vit_jax.data.batch_memory import ALIGNMENT, BatchMemory, MemoryClosed
 
 ROW = {"image": np.zeros((5, 7, 3), np.uint8), "label": np.zeros(2, np.int32), "fault": np.array(b"", "S9")}
 ROWS = 8
@@ -67,7 +67,7 @@ def test_who_reads_too_far_ahead_waits_until_a_batch_is_taken_or_none_is_any_mor
         try:
             fill(memory, number)
             ended.append(number)
-        except RuntimeError:
+        except MemoryClosed:
             ended.append("closed")
 
     for number in (0, 1):

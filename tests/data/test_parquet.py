@@ -1,6 +1,7 @@
 """Parquet files: which columns are read, and what is wrong with them is named."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"b.parquet has no column label, only image, kind"):
         path.write_bytes(whole)
         opened(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize("length", [0, 300])
+def test_a_file_that_becomes_shorter_is_damaged(tmp_path, length):
+    """It ended the process by SIGBUS when it was mapped into memory."""
+    source = opened(write_table(tmp_path / "train.parquet"))
+    assert source[0]["label"] == 0
+    os.truncate(tmp_path / "train.parquet", length)
+    with pytest.raises(DecodeError, match=r"record 5 of .*train\.parquet: its row group 1 is damaged"):
+        source[5]
 
 
 def test_a_split_is_of_one_folder(tmp_path):

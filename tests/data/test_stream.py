@@ -1,6 +1,5 @@
 """The streamed order: each epoch is every example once, on any hosts; and what it needs of the cache and of a store."""
 
-import fcntl
 import io
 import pickle
 import random
@@ -154,13 +153,8 @@ def test_nor_on_worker_processes(shards, tmp_path):
 
 
 def held(folder):
-    """The copies in a cache that somebody uses."""
-    found = []
-    for path in folder.glob("*.lock"):
-        with path.open() as lock:
-            if not cache._try_lock(lock, fcntl.LOCK_EX):
-                found.append(path.name)
-    return found
+    """The copies in a cache that this process uses."""
+    return [copy.name for copy in cache._uses if copy.parent == folder]
 
 
 def test_a_set_of_many_times_the_bound_is_read_and_the_bound_is_kept(shards, tmp_path, monkeypatch):

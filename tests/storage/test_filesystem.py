@@ -41,7 +41,7 @@ def forget(root):
 
 @contextlib.contextmanager
 def locked_elsewhere(folder, kind):
-    """Locks a cached folder as another process does."""
+    """Locks a cached folder as another process does that copies it, or, of version 0.1.0, uses it."""
     with folder.with_name(f"{folder.name}.lock").open("a+") as lock:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
         yield
@@ -167,8 +167,9 @@ def test_one_copies_and_the_other_waits(own_cache):
         places = list(pool.map(lambda _: cache.cached_folder("key", "it", 60_000, fill), range(8)))
     assert len(copied) == 1 and set(places) == {own_cache / "files" / "key"} and not others
     forget(own_cache)
-    cache.cached_folder("other", "other", 60_000, lambda place: None)  # leaves no copy of the first, and all locks
-    assert sorted(path.name for path in (own_cache / "files").iterdir()) == ["key.lock", "lock", "other", "other.lock"]
+    cache.cached_folder("other", "other", 60_000, lambda place: None)  # leaves nothing of the first
+    names = ["lock", "other", "other.lock", "total", "uses"]
+    assert sorted(path.name for path in (own_cache / "files").iterdir()) == names
 
 
 def test_what_a_killed_process_left_goes(own_cache):
@@ -177,6 +178,79 @@ def test_what_a_killed_process_left_goes(own_cache):
     (own_cache / "files" / "key.partial").mkdir()
     cache.cached_folder("other", "other", 60_000, lambda place: None)
     assert not (own_cache / "files" / "key.partial").exists()
+
+
+def keep(name, size, use=cache.cached_folder):
+    """Makes a copy in the cache."""
+    return use(name, "it", size, lambda place: (place / "x").write_bytes(bytes(size)))
+
+
+def test_copies_in_use_take_one_descriptor(own_cache):
+    keep("0", 1)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        keep(str(number), 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_another_process_uses_copies_until_it_ends(own_cache):
+    code = """if True:
+        import sys
+        from vit_jax.storage import cache
+        cache.cached_folder("0", "it", 80_000, lambda place: (place / "x").write_bytes(bytes(80_000)))
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(UserError, match="in addition to 8e-05 GB in use"):
+            keep("1", 80_000)
+        _, release = keep("0", 80_000, cache.borrow_folder)
+        release()  # does not end the other's use
+        with pytest.raises(UserError, match="in addition to 8e-05 GB in use"):
+            keep("1", 80_000)
+        process.kill()
+    keep("1", 80_000)
+    assert not (own_cache / "files" / "0").exists()
+
+
+def test_a_copy_that_was_borrowed_twice_stays_until_it_is_released_twice(own_cache):
+    (first, release), (second, release_again) = (keep("0", 80_000, cache.borrow_folder) for _ in range(2))
+    assert first == second
+    release()
+    with pytest.raises(UserError, match="in addition to 8e-05 GB in use"):
+        keep("1", 80_000)
+    release_again()
+    keep("1", 80_000)
+
+
+def test_a_copy_costs_the_same_however_many_there_are(own_cache, monkeypatch):
+    opened, plain = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *more, **named: opened.append(path) or plain(path, *more, **named))
+
+    def count(*names):
+        opened.clear()
+        for name in names:
+            keep(name, 500, cache.borrow_folder)[1]()
+        return len(opened) / len(names)
+
+    first = count(*map(str, range(10)))
+    assert count(*map(str, range(10, 200))) <= first <= 10
+    assert count(*map(str, range(200, 250))) <= first + 64  # though for each something must go
+    assert len(list((own_cache / "files").glob("*.lock"))) <= 200
+
+
+def test_a_lock_file_of_zeros_is_written_anew(own_cache):
+    for name in ("0", "1"):
+        keep(name, 30_000)
+        time.sleep(0.02)  # the order is that of the clock of the disk
+    forget(own_cache)
+    for name in ("0.lock", "1.lock", "total"):
+        (own_cache / "files" / name).write_bytes(bytes(5))
+    keep("2", 60_000)
+    assert (own_cache / "files" / "1.lock").read_text() == "30000"
+    assert not (own_cache / "files" / "0").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax import BUGS, UserError
+from vit_jax import BUGS, UserError, out_of_files
 from vit_jax.storage import filesystem
 
 # Words of errors that concern a file system or store rather than a file: no sign of damage, and no bug.
@@ -86,4 +86,4 @@ def _is_environment(error: Exception) -> bool:
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip().partition(" [tensorstore_spec")[0].partition("\n")[0]
-    return text[:600].rstrip(".") or type(error).__name__
+    return out_of_files(error) or text[:600].rstrip(".") or type(error).__name__

@@ -23,6 +23,10 @@ CLOSED = -1
 PAUSE = 0.002  # seconds
 
 
+class MemoryClosed(Exception):
+    """The batches are no longer read."""
+
+
 class BatchMemory:
     """Blocks of memory, each of which holds the arrays of one batch. Can be pickled, to send it to worker processes.
 
@@ -99,11 +103,11 @@ class BatchMemory:
         return np.frombuffer(self._mapped[block], np.uint8)
 
     def _entry(self, number: int) -> int:
-        """Returns the block of a batch; waits until the batch has one. Raises RuntimeError if the memory was closed."""
+        """Returns the block of a batch; waits until the batch has one. Raises MemoryClosed if the memory was closed."""
         while True:
             entry = int(self._table[number % len(self._table)])
             if entry == CLOSED:
-                raise RuntimeError("the batches are no longer read")
+                raise MemoryClosed
             if entry >> BLOCK_BITS == number + 1:
                 return entry & (1 << BLOCK_BITS) - 1
             time.sleep(PAUSE)
@@ -115,7 +119,7 @@ class BatchMemory:
         """Returns the arrays [rows, ...] of a batch, to be filled in place; waits until the batch has memory.
 
         Raises:
-            RuntimeError: the memory was closed.
+            MemoryClosed: the memory was closed.
         """
         return self._arrays(self._bytes(self._entry(number)))
 
@@ -132,7 +136,7 @@ class BatchMemory:
         return {name: array if name == "image" else array.copy() for name, array in self._arrays(block).items()}
 
     def close(self) -> None:
-        """Ends every wait for a batch, present and future, with a RuntimeError; the memory itself stays."""
+        """Ends every wait for a batch, present and future, with `MemoryClosed`; the memory itself stays."""
         self._table[:] = CLOSED
 
 

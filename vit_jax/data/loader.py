@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax import UserError, format_rounded_up
-from vit_jax.data.batch_memory import BatchMemory
+from vit_jax.data.batch_memory import BatchMemory, MemoryClosed
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
 from vit_jax.data.mixed_order import MixedOrder, TrainStream, shuffle_epochs
@@ -34,6 +35,7 @@ from vit_jax.data.workers import start_without_signals, worker_exit_errors
 from vit_jax.machine import count_cores
 
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
+CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow store, ends in the background
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
@@ -103,8 +105,27 @@ class Receiver:
         self._iterator, self._row_groups, self._start = iterator, row_groups, start
         self._workers, self._fetcher = workers, fetcher
         self._stopped = False
+        self._thread: threading.Thread | None = None
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Starts the thread, unless it runs already."""
+        if self._thread is None:
+            self._thread = start_without_signals(self._run)
+
+    def stop(self) -> None:
+        """Ends the reading; waits up to `CLOSE_WAIT` seconds until the iterator and its processes are closed."""
+        self._stopped = True
+        with contextlib.suppress(queue.Empty):
+            self.received.get_nowait()  # the thread may be about to put one more
+        self._row_groups.memory.close()  # ends the reading, and so the thread
+        if self._fetcher:
+            self._fetcher.close()
+        if self._thread is None:
+            self._iterator.close()  # grain's iterators print errors if they outlive their module
+        elif self._thread is not threading.current_thread():  # where the garbage collector may call this
+            self._thread.join(CLOSE_WAIT)
+
+    def _run(self) -> None:
         """Puts one batch after another into `received`, until `stop` is called or the reading ends or fails."""
         try:
             for number in itertools.count(self._start):
@@ -114,18 +135,12 @@ class Receiver:
                     for _ in self._row_groups.groups:
                         next(self._iterator)
                 self.received.put(self._row_groups.memory.take(number))
+        except MemoryClosed:
+            pass
         except BaseException as error:
             self.received.put(error)
-
-    def stop(self) -> None:
-        """Ends the reading, and closes the memory, the iterator and the fetcher."""
-        self._stopped = True
-        with contextlib.suppress(queue.Empty):
-            self.received.get_nowait()  # the thread may be about to put one more
-        self._row_groups.memory.close()
-        self._iterator.close()  # grain's iterators print errors if they outlive their module
-        if self._fetcher:
-            self._fetcher.close()
+        finally:
+            self._iterator.close()  # by the thread that reads: closed by another, grain's `next` may wait for ever
 
 
 class LocalBatches(Iterator[dict[str, np.ndarray]]):
@@ -178,7 +193,6 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             use_one_opencv_thread()
             iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, ahead))
         self._receiver = Receiver(iter(iterable), row_groups, start, workers, fetcher)
-        self._started = False
         self._end: BaseException | None = None  # after which no batch follows
         self._stop = weakref.finalize(self, self._receiver.stop)
 
@@ -189,9 +203,8 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         Raises:
             UserError: an image is unreadable, or too many are; or a signal has ended a worker process.
         """
-        if self._end is None and not self._started:
-            self._started = True
-            start_without_signals(self._receiver.run)
+        if self._end is None:
+            self._receiver.start()
         batch = self._end or self._receiver.received.get()
         if isinstance(batch, BaseException):
             self._end = batch

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 from jaxtyping import Int64
 
-from vit_jax.data.batch_memory import BatchMemory
+from vit_jax.data.batch_memory import BatchMemory, MemoryClosed
 from vit_jax.data.workers import set_up_worker
 
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
@@ -56,9 +56,12 @@ class RowGroups:
         return self.batches * len(self.groups)
 
     def __getitem__(self, index: int) -> int:
-        """Reads group `index` into the memory of its batch, and returns `index`."""
+        """Reads group `index` into the memory of its batch, unless that is closed, and returns `index`."""
         number, group = divmod(index, len(self.groups))
-        arrays = self.memory.get_arrays(number)
+        try:
+            arrays = self.memory.get_arrays(number)
+        except MemoryClosed:  # raised on, its traceback would hold what the loader has opened
+            return index
         if self.on_batch:
             self.on_batch(number)
         for position in self.groups[group].tolist():

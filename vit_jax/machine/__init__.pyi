@@ -10,6 +10,7 @@ from .hardware import describe_hardware as describe_hardware
 from .kernels import check_kernel as check_kernel
 from .memory import free_host_memory as free_host_memory
 from .memory import host_memory as host_memory
+from .open_files import raise_open_files_limit as raise_open_files_limit
 from .packages import check_extras as check_extras
 from .packages import check_packages as check_packages
 from .program_memory import device_memory as device_memory

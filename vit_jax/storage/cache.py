@@ -1,29 +1,45 @@
 """A folder with copies of remote files, limited in size: the least recently used copies are removed first.
 
 `VIT_JAX_CACHE` names the folder, `VIT_JAX_CACHE_GB` its limit. Several processes may use it at once: `files/lock`
-guards every look-up and change. Each copy also has its own lock: the process that makes the copy holds this lock
-exclusively, and the processes that use the copy share it. Lock files are never removed, since other processes may be
-waiting for them.
+guards every look-up and change. The process that makes a copy holds the copy's own lock file exclusively. A process
+that uses copies holds for each a shared lock on one byte of `files/uses`, so that any number of them takes one file
+descriptor; the system removes these locks when the process ends. `files/total` states how many bytes the copies take
+at most, so that they are looked through only when there may be no room.
 """
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from vit_jax import UserError, format_rounded_up, user_errors
 
 DEFAULT_GB = 50.0
+SPARE = 64  # where copies must go, one in so many goes in addition: the others need not be looked through for each
 
 
 class NoRoom(UserError):
     """A copy does not fit into the cache beside the copies that are in use."""
 
 
-_locks: dict[Path, IO[str]] = {}  # folder that this process uses -> its open lock
+class _Unused(NamedTuple):
+    """A copy that no process uses; they sort by the time of their last use."""
+
+    used: float
+    size: int
+    copy: Path
+
+
+_unlock: dict[Path, Callable[[], object]] = {}  # folder that this process has locked or uses -> what ends that
+_uses: dict[Path, int] = {}  # copy that this process uses -> how many times it was borrowed
+_counting = threading.Lock()  # held while `_uses` changes
+_uses_files: dict[Path, IO[bytes]] = {}  # folder -> its open `uses`; to close it would end all locks of this process
 
 
 def root() -> Path:
@@ -64,16 +80,17 @@ def cached_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
         UserError: the content does not fit into the cache beside the copies in use, or cannot be written.
     """
     copy = root() / "files" / key
-    if copy not in _locks:
-        _, lock = borrow_folder(key, what, size, fill)
-        _locks.setdefault(copy, lock)
+    if copy not in _unlock:
+        _, release = borrow_folder(key, what, size, fill)
+        if _unlock.setdefault(copy, release) is not release:  # another thread was faster
+            release()
     with write_errors():
         os.utime(copy)
     return copy
 
 
-def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> tuple[Path, IO[str]]:
-    """Returns the folder that is cached under a key, and its lock. The folder stays until the caller closes the lock.
+def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) -> tuple[Path, Callable[[], object]]:
+    """Returns the folder that is cached under a key, and a function to call once. Until then the folder stays.
 
     The arguments and the errors are those of `cached_folder`.
     """
@@ -82,23 +99,21 @@ def borrow_folder(key: str, what: str, size: int, fill: Callable[[Path], None]) 
     with write_errors():
         folder.mkdir(exist_ok=True)
         while True:
-            lock = _open_lock(copy)
-            with contextlib.ExitStack() as failed:
-                failed.callback(lock.close)
-                with _locked(folder):
-                    exists = copy.exists()
-                    acquired = _try_lock(lock, fcntl.LOCK_SH if exists else fcntl.LOCK_EX)
-                    if acquired and not exists:
+            with _locked(folder):
+                if copy.exists():
+                    os.utime(copy)
+                    return copy, _use(copy)
+                lock = _open_lock(copy)  # here, since the lock files of copies that have gone are removed
+                with contextlib.ExitStack() as failed:
+                    failed.callback(lock.close)
+                    if acquired := _try_lock(lock, fcntl.LOCK_EX):
                         _make_room(copy, what, size)
                         _record_size(lock, size)
-                if not acquired:
-                    fcntl.flock(lock, fcntl.LOCK_SH)  # another process is copying it: wait, then look again
-                    continue
-                if not exists:
-                    _make_copy(copy, lock, fill)
-                os.utime(copy)
-                failed.pop_all()
-                return copy, lock
+                    failed.pop_all()
+            with lock:
+                if acquired:
+                    return copy, _make_copy(copy, lock, size, fill)
+                fcntl.flock(lock, fcntl.LOCK_SH)  # another process is copying it: wait, then look again
 
 
 def try_lock_folder(folder: Path) -> bool:
@@ -109,19 +124,19 @@ def try_lock_folder(folder: Path) -> bool:
         if not _try_lock(lock, fcntl.LOCK_EX):
             lock.close()
             return False
-        _locks[folder] = lock
+        _unlock[folder] = lock.close
     return True
 
 
 def is_locked_here(folder: Path) -> bool:
     """Returns whether this process has locked a folder."""
-    return folder in _locks
+    return folder in _unlock
 
 
 def unlock_folder(folder: Path) -> None:
     """Unlocks a folder, or ends this process's use of a cached one. Does nothing if the process does not use it."""
-    if folder in _locks:
-        _locks.pop(folder).close()
+    if folder in _unlock:
+        _unlock.pop(folder)()
 
 
 def write_errors(folder: Path | None = None) -> contextlib.AbstractContextManager[None]:
@@ -152,22 +167,91 @@ def _try_lock(lock: IO[str], kind: int) -> bool:
     return True
 
 
+def _use(copy: Path) -> Callable[[], object]:
+    """Marks a copy as used by this process, and returns what ends that. The caller has locked the folder."""
+    with _counting:
+        _lock_use(copy, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _uses[copy] = _uses.get(copy, 0) + 1
+    return functools.partial(_end_use, copy)
+
+
+def _end_use(copy: Path) -> None:
+    with _counting:
+        _uses[copy] -= 1
+        if not _uses[copy]:
+            del _uses[copy]
+            _lock_use(copy, fcntl.LOCK_UN)
+
+
+def _is_used(copy: Path) -> bool:
+    """Returns whether any process uses a copy. The caller has locked the folder."""
+    if copy in _uses:
+        return True
+    try:
+        _lock_use(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # which of them depends on the system
+        return True
+    _lock_use(copy, fcntl.LOCK_UN)
+    return False
+
+
+def _lock_use(copy: Path, kind: int) -> None:
+    """Calls `fcntl.lockf` for the byte of a copy; raises as it does."""
+    folder = copy.parent
+    is_open = folder in _uses_files and os.fstat(_uses_files[folder].fileno()).st_nlink  # and the cache not removed
+    if not is_open and kind != fcntl.LOCK_UN:
+        _uses_files[folder] = (folder / "uses").open("a+b")
+    place = int.from_bytes(hashlib.sha256(copy.name.encode()).digest()[:7], "big")
+    fcntl.lockf(_uses_files[folder], kind, 1, place)
+
+
 def _record_size(lock: IO[str], size: int) -> None:
-    """Writes the size of a copy, in bytes, into its lock."""
-    lock.truncate(0)
+    """Writes the size of a copy, in bytes, into its lock file."""
+    lock.seek(0)
+    lock.truncate()
     lock.write(str(size))
     lock.flush()
 
 
-def _make_copy(copy: Path, lock: IO[str], fill: Callable[[Path], None]) -> None:
+def _read_size(copy: Path, lock: IO[str]) -> int:
+    """Returns the size that the lock file of a copy states, or else what the copy has."""
+    try:
+        return int(lock.read())
+    except ValueError:  # a loss of power has left zeros, or nothing
+        size = _measure(copy)
+        _record_size(lock, size)
+        return size
+
+
+def _measure(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _read_total(folder: Path) -> int | None:
+    """Returns the bytes that the copies of a folder take at most, or None if nothing states it."""
+    try:
+        return int((folder / "total").read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _write_total(folder: Path, total: int) -> None:
+    (folder / "total").write_text(str(total))
+
+
+def _make_copy(copy: Path, lock: IO[str], size: int, fill: Callable[[Path], None]) -> Callable[[], object]:
+    """Makes a copy, for which there is room, and returns what ends its use. The caller holds its lock."""
     unfinished = _unfinished_path(copy)
     try:
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         unfinished.mkdir()
         fill(unfinished)
         with _locked(copy.parent):
-            _record_size(lock, sum(path.stat().st_size for path in unfinished.rglob("*") if path.is_file()))
+            actual = _measure(unfinished)
+            _record_size(lock, actual)
+            _write_total(copy.parent, (_read_total(copy.parent) or 0) + actual - size)
             unfinished.rename(copy)
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            return _use(copy)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -178,29 +262,40 @@ def _unfinished_path(copy: Path) -> Path:
 
 
 def _make_room(copy: Path, what: str, size: int) -> None:
-    """Removes unfinished copies, then makes room for `size` bytes.
-
-    Of the copies that no process uses, the least recently used ones are removed until `copy` fits.
+    """Makes room for `size` bytes, if the limit might be exceeded. The caller holds the locks of the folder and `copy`.
 
     Args:
-        copy: the folder that is to be filled; the caller holds its lock.
+        copy: the folder that is to be filled.
         what: the name of its content in error messages.
         size: the size of its content in bytes.
 
     Raises:
         NoRoom: the copies in use leave less than `size` bytes; no finished copy is removed.
     """
+    total = _read_total(copy.parent)
+    if total is None or total + size > max_bytes():
+        total = _remove_unused(copy, what, size)
+    _write_total(copy.parent, total + size)
+
+
+def _remove_unused(copy: Path, what: str, size: int) -> int:
+    """Removes unfinished copies, and of those that no process uses the least recently used ones, until `copy` fits.
+
+    Returns the bytes that the other copies take. The arguments and the errors are those of `_make_room`.
+    """
     used, unused = 0, []
     for path in copy.parent.glob("*.lock"):
         other = path.with_suffix("")
+        if other == copy:
+            continue
         with path.open("r+") as lock:
-            recorded = int(lock.read() or 0)
-            if other != copy and not _try_lock(lock, fcntl.LOCK_EX):
-                used += recorded
+            # A process of an earlier version shares the lock of a copy that it uses.
+            if _is_used(other) or not _try_lock(lock, fcntl.LOCK_EX):
+                used += _read_size(other, lock)
             elif other.exists():
-                unused.append((other.stat().st_mtime, recorded, other))
+                unused.append(_Unused(other.stat().st_mtime, _read_size(other, lock), other))
             else:
-                shutil.rmtree(_unfinished_path(other), ignore_errors=True)
+                _remove(other)
     limit = max_bytes()
     if used + size > limit:
         beside = f" in addition to {used / 1e9:.3g} GB in use" if used else ""
@@ -209,9 +304,19 @@ def _make_room(copy: Path, what: str, size: int) -> None:
             f"{what} needs {size / 1e9:.3g} GB{beside}, more than the {limit / 1e9:.3g} GB that {copy.parent} may "
             f"hold; set VIT_JAX_CACHE_GB={enough} or more, and VIT_JAX_CACHE to a folder with room."
         )
-    total = used + size + sum(recorded for _, recorded, _ in unused)
-    for _, recorded, oldest in sorted(unused):
-        if total > limit:
-            oldest.rename(_unfinished_path(oldest))  # first, so that no process finds a copy that is half removed
-            shutil.rmtree(_unfinished_path(oldest), ignore_errors=True)
-            total -= recorded
+    unused.sort()
+    total, removed = used + sum(one.size for one in unused), 0
+    while total + size > limit:
+        total -= unused[removed].size
+        removed += 1
+    removed += len(unused) // SPARE if removed else 0
+    for one in unused[:removed]:
+        one.copy.rename(_unfinished_path(one.copy))  # first, so that no process finds a copy that is half removed
+        _remove(one.copy)
+    return used + sum(one.size for one in unused[removed:])
+
+
+def _remove(copy: Path) -> None:
+    """Removes what is unfinished of a copy, then its lock file."""
+    shutil.rmtree(_unfinished_path(copy), ignore_errors=True)
+    copy.with_name(f"{copy.name}.lock").unlink()

@@ -175,8 +175,8 @@ def local_copy(path: str, *sibling_names: str, version: Version | None = None) -
     return os.path.join(_copy_to_cache(folder, versions), name)
 
 
-def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callable[[], None]]:
-    """Returns a local path of a file, as `local_copy` does, and a function that releases the copy.
+def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callable[[], object]]:
+    """Returns a local path of a file, as `local_copy` does, and a function that releases the copy, to be called once.
 
     The copy is not removed before it is released. A file that is still open at that moment can be read to its end.
 
@@ -186,8 +186,8 @@ def borrow_copy(path: str, version: Version | None = None) -> tuple[str, Callabl
     if not is_remote(path):
         return path, lambda: None
     folder, name = posixpath.split(path)
-    place, lock = cache.borrow_folder(*_cached_content(folder, {name: _wanted(path, version)}))
-    return str(place / name), lock.close
+    place, release = cache.borrow_folder(*_cached_content(folder, {name: _wanted(path, version)}))
+    return str(place / name), release
 
 
 def local_copy_of_folder(folder: str, wanted: Callable[[str], bool] = lambda name: True) -> str:

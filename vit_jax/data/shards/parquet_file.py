@@ -45,7 +45,8 @@ class ParquetFile:
         import pyarrow.parquet as pq
 
         try:
-            self._file = pq.ParquetFile(local, memory_map=True, page_checksum_verification=True)
+            # Without a memory map, in which a file that becomes shorter would end the process by SIGBUS.
+            self._file = pq.ParquetFile(local, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
             raise unreadable(path, error) from error
         self._ends = [0]

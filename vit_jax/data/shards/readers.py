@@ -15,9 +15,11 @@ from vit_jax.data.shards.array_record_file import ArrayRecordFile
 from vit_jax.data.shards.parquet_file import ParquetFile
 from vit_jax.data.shards.tar_file import TarFile
 from vit_jax.data.shards.tfrecord_file import TFRecordFile
+from vit_jax.machine import raise_open_files_limit
 from vit_jax.storage import Version, cache, filesystem
 
-MAX_OPEN = 512  # shards per process: each takes a file descriptor, of which there are often only 1,024
+OPEN_FILES = raise_open_files_limit()  # per process; each shard that is open is one
+MAX_OPEN, MAX_STREAMED = min(512, OPEN_FILES // 2), OPEN_FILES // 4  # shards per process
 ROOM_WAIT = 60.0  # seconds that other processes have to close the shards that they stream
 
 
@@ -69,7 +71,7 @@ class StreamedShard(NamedTuple):
     """
 
     reader: ShardReader
-    give_back: Callable[[], None]
+    give_back: Callable[[], object]
 
 
 _streamed: dict[str, StreamedShard] = {}  # by path
@@ -77,9 +79,9 @@ _needed: dict[int, Collection[str]] = {}  # owner, such as the id of a `ShardFet
 
 
 def check_file_size(path: str, expected: int | None) -> None:
-    """Raises UserError if a local file is missing or does not have `expected` bytes; None: any size."""
-    with user_errors(f"cannot read {path}"):
-        size = os.path.getsize(path)
+    """Raises UserError if a local file cannot be opened or does not have `expected` bytes; None: any size."""
+    with user_errors(f"cannot read {path}"), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
     if expected not in (None, size):
         raise UserError(f"{path} has {size} bytes, but its data set states {expected}; copy or pack it again")
 
@@ -143,6 +145,8 @@ def forget_readers() -> None:
 def streamed_reader(shard: Shard, may_wait: bool = True) -> ShardReader:
     """Returns the reader of a shard, which threads may share. It and its local copy stay until `close_streamed`.
 
+    Of more than `MAX_STREAMED` shards, those that were opened first are closed, and opened again when they are needed.
+
     Args:
         shard: the shard to open.
         may_wait: what happens if the cache has no room. True, for a shard that is needed now: the streamed shards of
@@ -168,6 +172,7 @@ def streamed_reader(shard: Shard, may_wait: bool = True) -> ShardReader:
             entry = _streamed.setdefault(shard.path, opened)
             if entry is opened:  # and not one that another thread has opened meanwhile
                 unused.pop_all()
+            _close(list(_streamed)[:-MAX_STREAMED])
     return entry.reader
 
 
