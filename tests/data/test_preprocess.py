@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.data.test_images import picture
 from vit_jax import UserError
 from vit_jax.data.crops import central_crop, inception_box, random_crop, torch_box
-from vit_jax.data.images import decode
+from vit_jax.data.images import DecodeError, EncodedImage, decode
 from vit_jax.data.images.resize import bilinear
 from vit_jax.data.preprocess import (
     OPS,
@@ -312,6 +312,21 @@ def test_torch_ops_give_the_sizes_of_torchvision(height, width):
     top, left = (round((side - 224) / 2) for side in resized.shape[:2])
     result = pipe(image, np.random.default_rng(0))
     np.testing.assert_array_equal(result, resized[top : top + 224, left : left + 224])
+
+
+@pytest.mark.parametrize("op", ["resize_small(256)", "torch_resize(256)"])
+@pytest.mark.parametrize("shape", [(1, 65_500), (65_500, 1)])
+def test_an_image_that_would_be_resized_to_gigabytes_is_unreadable(op, shape):
+    pipe = parse_pipe(f"{op}|central_crop(224)|value_range(-1,1)", 224)
+    file = io.BytesIO()
+    Image.new("RGB", shape[::-1]).save(file, "PNG")
+    rows, columns = (256 * side for side in shape)
+    resized = f"its {shape[0]} x {shape[1]} pixels would be resized to {rows} x {columns}"
+    words = f"{resized}, more than the limit of 100,000,000"
+    with pytest.raises(DecodeError, match=f"^cannot preprocess the image line.png: {words}$"):
+        pipe.apply_ops(EncodedImage(file.getvalue(), "line.png"), rng())
+    assert pipe.why_too_small(*shape) == words  # as an evaluation says before the first step
+    assert pipe.apply_ops(np.zeros((20, 3000, 3), np.uint8), rng()).shape == (224, 224, 3)
 
 
 def test_torch_resize_has_every_filter_of_pillow():

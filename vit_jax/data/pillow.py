@@ -4,6 +4,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from vit_jax.data.images import check_resized
+
 # They smooth before they shrink, except "nearest".
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -23,6 +25,12 @@ def pillow_resize(
 
 
 def torch_size(height: int, width: int, size: int) -> tuple[int, int]:
-    """Returns the (height, width) of an image whose shorter side becomes `size`; the longer one is rounded down."""
+    """Returns the (height, width) of an image whose shorter side becomes `size`; the longer one is rounded down.
+
+    Raises:
+        TooNarrow: the image would have too many pixels.
+    """
     longer = int(size * max(height, width) / min(height, width))
-    return (size, longer) if height <= width else (longer, size)
+    rows, columns = (size, longer) if height <= width else (longer, size)
+    check_resized(height, width, rows, columns)
+    return rows, columns

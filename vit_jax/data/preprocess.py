@@ -32,7 +32,16 @@ from vit_jax.data.crops import (
     torch_center_crop,
     torch_random_resized_crop,
 )
-from vit_jax.data.images import RESIZE_METHODS, RGB, Crop, EncodedImage, resize_pixels, shrunk_size
+from vit_jax.data.images import (
+    RESIZE_METHODS,
+    RGB,
+    Crop,
+    DecodeError,
+    EncodedImage,
+    TooNarrow,
+    resize_pixels,
+    shrunk_size,
+)
 from vit_jax.data.pillow import FILTERS, pillow_resize, torch_size
 from vit_jax.data.three_augment import three_augment
 
@@ -115,12 +124,16 @@ class Preprocessor:
 
         Raises:
             UserError: the image is smaller than a crop.
-            DecodeError: the image is unreadable.
+            DecodeError: the image is unreadable, or would be resized to too many pixels.
         """
+        name = image.name if isinstance(image, EncodedImage) else "of an array"
         if isinstance(image, EncodedImage) and not (self.ops and self.ops[0].func in CROPS):
             image = image.decode()
-        for op in self.ops:
-            image = op(image, rng)
+        try:
+            for op in self.ops:
+                image = op(image, rng)
+        except TooNarrow as error:
+            raise DecodeError(f"cannot preprocess the image {name}: {error}") from error
         return image
 
     def why_too_small(self, height: int, width: int) -> str | None:

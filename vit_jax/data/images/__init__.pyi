@@ -10,5 +10,7 @@ from .encode import EncodeOptions as EncodeOptions
 from .encode import Encoding as Encoding
 from .encode import PixelOptions as PixelOptions
 from .resize import RESIZE_METHODS as RESIZE_METHODS
+from .resize import TooNarrow as TooNarrow
+from .resize import check_resized as check_resized
 from .resize import resize_pixels as resize_pixels
 from .resize import shrunk_size as shrunk_size

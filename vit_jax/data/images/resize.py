@@ -10,8 +10,15 @@ import numpy.typing as npt
 from jaxtyping import Shaped, UInt8
 from PIL import Image
 
+from vit_jax import UserError
+from vit_jax.data.images.decode import MAX_PIXELS
+
 RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")
 BAND = 75  # rows of a result that are computed together: so few that a core's cache holds them
+
+
+class TooNarrow(UserError):
+    """An image that keeps its aspect ratio is so narrow that it would have too many pixels; the message says so."""
 
 
 @functools.lru_cache(1024)
@@ -163,6 +170,18 @@ def shrunk_size(height: int, width: int, size: int) -> tuple[int, int]:
     """Returns the (height, width) of an image whose shorter side `resize_small` has made `size` pixels.
 
     The numbers are rounded in float32 as in the authors' code.
+
+    Raises:
+        TooNarrow: the image would have too many pixels.
     """
     ratio = np.float32(size) / np.float32(min(height, width))
-    return int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+    rows, columns = int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+    check_resized(height, width, rows, columns)
+    return rows, columns
+
+
+def check_resized(height: int, width: int, rows: int, columns: int) -> None:
+    """Raises TooNarrow if an image that keeps its aspect ratio would have more than `MAX_PIXELS` pixels."""
+    if rows * columns > MAX_PIXELS:
+        resized = f"its {height} x {width} pixels would be resized to {rows} x {columns}"
+        raise TooNarrow(f"{resized}, more than the limit of {MAX_PIXELS:,}")
