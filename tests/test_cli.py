@@ -1,7 +1,9 @@
 """Exit codes of the command lines, and where they keep compiled programs."""
 
 import importlib.util
+import io
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -21,6 +23,15 @@ def noted(error, *notes):
     for note in notes:
         error.add_note(note)
     return error
+
+
+def test_output_escapes_what_its_encoding_lacks(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    cli.run_command(lambda argv: print("caf\u00e9 caf\udce9"))
+    sys.stdout.flush()
+    assert written.getvalue() == b"caf\\xe9 caf\\udce9\n"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import select
 import sys
@@ -55,6 +56,12 @@ def ignore_closed_stdout() -> Iterator[None]:
             print(end="", flush=True)
         except BrokenPipeError:
             silence(sys.stdout)
+
+
+def escape_unprintable(stream: TextIO) -> None:
+    """Lets a stream escape what its encoding lacks, as Python's stderr does, where printing it would be an error."""
+    if isinstance(stream, io.TextIOWrapper):  # else it is that of a notebook or a test
+        stream.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: TextIO) -> None:

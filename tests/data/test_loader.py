@@ -233,6 +233,17 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
         ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
+def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced():
+    class Named(Bad):
+        def __getitem__(self, index):
+            if index == 0:
+                raise DecodeError("cannot decode \udcfcber.jpg")
+            return {"image": np.full((6, 6, 3), index, np.uint8), "label": 1}
+
+    row = ExampleReader(Named(), PIPE, "replace")(0, np.random.default_rng(0))
+    assert int(row["bad"]) == 0 and row["fault"].item() == rb"cannot decode \udcfcber.jpg"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_images_end_the_run(damaged, workers):

@@ -359,6 +359,17 @@ def test_workdirs_that_cannot_be_written(place):
         mirror.check_workdir(place)
 
 
+def test_a_workdir_that_is_not_utf8_is_refused(tmp_path, monkeypatch):
+    """Also where only the current folder is not: the paths of checkpoints are absolute."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/w\xfc")
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    for place in (folder, "runs/mine"):
+        with pytest.raises(UserError, match=r"has a name that is not UTF-8.* choose another --workdir"):
+            mirror.check_workdir(place)
+    assert mirror.check_workdir("/w\u00fc") == "/w\u00fc"
+
+
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     bucket(train_log=b"said")
     first = mirror.open_mirror("memory://b", ("train.log",))

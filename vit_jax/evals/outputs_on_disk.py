@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax import NPZ_ERRORS, UserError, user_errors
+from vit_jax import NPZ_ERRORS, UserError, encode_text, user_errors
 from vit_jax.evals.outputs import Arrays
 from vit_jax.models import Model
 from vit_jax.storage import cache, versions
@@ -65,7 +65,7 @@ class OutputFiles:
         logging.getLogger(__name__).warning(words, f"{error}".rstrip(".") + ".")
 
     def _name(self, key: str) -> str:
-        return "outputs-" + hashlib.sha256(f"{self._digest} {key}".encode()).hexdigest()[:32]
+        return "outputs-" + hashlib.sha256(encode_text(f"{self._digest} {key}")).hexdigest()[:32]
 
     @functools.cached_property
     def _digest(self) -> str:

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vit_jax import analysis
+from vit_jax import analysis, encode_text
 from vit_jax.planning import plan_table
 from vit_jax.planning.parts import cycle_parts, memory_parts, utilisation
 from vit_jax.planning.plan import Plan
@@ -62,7 +62,7 @@ def write_page(path: Path, plans: Sequence[Plan]) -> None:
         *(["<h2>What to change</h2>", *notes] if notes else []),
         *(["<h2>To run it</h2>", *commands] if commands else []),
     ]
-    path.write_text(analysis.html.document(title, "\n".join(body)), encoding="utf-8")
+    path.write_bytes(encode_text(analysis.html.document(title, "\n".join(body))))
 
 
 def _list_plans(plans: Sequence[Plan]) -> Iterator[tuple[str, Plan]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import NoAnswer, UserError
+from vit_jax import NoAnswer, UserError, encode_text, printable
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
 
@@ -31,11 +31,16 @@ def check_workdir(workdir: str | Path) -> str:
     """Returns the path of a workdir as text, with `~` expanded and without a slash at the end.
 
     Raises:
-        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...
+        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..., or not UTF-8.
     """
     location = str(workdir)
     if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
         raise UserError(f"the workdir {location} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
+    if "\\ud" in ascii(os.path.abspath(location)):  # a surrogate, as which Python reads such a byte
+        raise UserError(
+            f"the workdir {printable(location)} has a name that is not UTF-8, which checkpoints cannot be written to; "
+            "choose another --workdir."
+        )
     return location.rstrip("/") if filesystem.is_remote(location) else str(Path(location).expanduser())
 
 
@@ -57,7 +62,7 @@ def open_mirror(location: str, names: tuple[str, ...]) -> "LocalFolder | Mirror"
 
 def owner_of(location: str) -> str:
     """Returns the name of the local folder in which this host keeps its files of a remote workdir."""
-    return hashlib.sha256(f"{location} {jax.process_index()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(encode_text(f"{location} {jax.process_index()}")).hexdigest()[:16]
 
 
 class LocalFolder:
