@@ -123,6 +123,17 @@ def test_imagenet(tmp_path, kaggle):
                 open_source(f"folder:{above}", "val")
 
 
+def test_what_is_skipped_is_told_once(tmp_path, tiny, monkeypatch):
+    """Training reads the path as it is given, an evaluation its absolute form."""
+    root = tiny_imagenet(tmp_path / "photos")
+    (root / "train" / min(WNIDS) / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    tiny.data.source, tiny.data.num_classes, tiny.data.num_examples, tiny.batch = f"folder:{root.name}", 3, None, 4
+    tiny.data.split, tiny.evals.test.split = "train[:5]", "train[5:]"
+    told = [note for note in data.complete_config(tiny)[1].notes if "skipped" in note]
+    assert told == [f"{root}/train: 9 images; skipped: 1 .txt"]
+
+
 def test_a_split_that_is_not_used_is_told(tmp_path, tiny):
     root = tiny_imagenet(tmp_path)
     tiny.data.source, tiny.data.num_classes, tiny.data.num_examples, tiny.batch = f"folder:{root}", 3, None, 4

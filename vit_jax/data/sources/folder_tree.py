@@ -20,7 +20,7 @@ class FolderTree:
     All paths are relative to the root, with `/`; the root is ''.
 
     Attributes:
-        root: the folder, local or remote.
+        root: the absolute path of the folder, local or remote.
         remote: for a remote root, folder -> the names of the folders and of the files in it; None for a local root.
         versions: for a remote root, file -> its version, see `filesystem.file_version`; empty for a local root.
     """
@@ -31,7 +31,7 @@ class FolderTree:
         Raises:
             UserError: there is no such folder, or its store cannot be reached.
         """
-        self.root = root if filesystem.is_remote(root) else os.path.expanduser(root)
+        self.root = filesystem.absolute_path(root)
         self.remote: dict[str, tuple[set[str], list[str]]] | None = None
         self.versions: dict[str, str] = {}
         if filesystem.is_remote(root):
