@@ -17,7 +17,7 @@ from tests.data.test_array_record import write_set
 from tests.data.test_loader import assert_same
 from vit_jax import UserError, data
 from vit_jax.config import check_resumes, keep_choices, save_config
-from vit_jax.data import loader
+from vit_jax.data import loader, shard_fetcher
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import PREFETCH_BATCHES, ShardFetcher
 from vit_jax.data.shards import readers
@@ -206,6 +206,30 @@ def test_shards_are_copied_before_they_are_needed_and_given_back_behind(shards, 
     finally:
         fetcher.close()
         wait_for_fetchers()
+
+
+@pytest.mark.parametrize(
+    ("text", "closed", "warned"),
+    [("no room", False, True), ("Event loop is closed", True, False), ("after shutdown", False, False)],
+)
+def test_no_copy_is_missed_once_the_run_has_ended(shards, monkeypatch, caplog, text, closed, warned):
+    source = open_split(SourceConfig(shards), "train", streams=True)
+    order = StreamOrder(source.shards.examples, BATCH, READERS, WINDOW, 5)
+    fetcher, begun, ended = ShardFetcher(order, source.shards, np.arange(2)), threading.Event(), threading.Event()
+
+    def copy(*_, **__):
+        begun.set()
+        ended.wait(20)
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(shard_fetcher, "streamed_reader", copy)
+    fetcher.advance(0)
+    assert begun.wait(20)
+    if closed:
+        fetcher.close()
+    ended.set()
+    wait_for_fetchers()
+    assert any("can no longer be copied ahead" in record.message for record in caplog.records) == warned
 
 
 def test_a_cache_that_is_too_small_after_all_costs_time_alone(shards, monkeypatch):

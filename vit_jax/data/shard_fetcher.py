@@ -89,7 +89,8 @@ class ShardFetcher(Generic[OrderT]):
                     close_streamed([self._runs[number].path for number in numbers], id(self))
                     list(pool.map(self._open, numbers, itertools.repeat(done)))
         except Exception as error:
-            if "interpreter shutdown" not in str(error):  # raised in a copy that begins as the process ends
+            # Libraries fail in their own words in a copy that nobody needs, or that goes on as the process ends.
+            if not self._closed and "shutdown" not in str(error):
                 logging.getLogger(__name__).warning(
                     "shards can no longer be copied ahead, only when they are needed, so steps may wait; the cause:",
                     exc_info=True,
