@@ -104,6 +104,12 @@ def test_predicting_a_folder(run, tmp_path, capsys):
     with pytest.raises(UserError, match=r"e\.png"):
         predict.main(["predict.py", workdir, str(photos), "--batch=1"])
     assert capsys.readouterr().out.count(str(photos)) == 3
+    predict.main(["predict.py", workdir, names[0], str(photos / "cats"), "--bad-images=skip", "--json", "--top=2"])
+    printed = capsys.readouterr()
+    kept = [json.loads(line) for line in printed.out.splitlines()]
+    assert [result["image"] for result in kept] == [names[0], names[2]]
+    assert [result["classes"] for result in kept] == [found[0]["classes"], found[2]["classes"]]
+    assert f"left out: cannot decode the image {photos}/cats/e.png" in printed.err
     for wrong, sentence in (("fotos", "no folder .*fotos; did you mean '.*photos'"), ("none", "contains no images")):
         (tmp_path / "none").mkdir(exist_ok=True)
         with pytest.raises(UserError, match=sentence):

@@ -17,28 +17,33 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from vit_jax import UserError, cli, data, interop, printable, refuse
-from vit_jax.data.images import list_images
+from vit_jax import UserError, cli, data, interop, printable, refuse, tell
+from vit_jax.data.images import DecodeError, list_images
 from vit_jax.kernel_trials import check_kernels
 
 Images: TypeAlias = Sequence[str | Path | np.ndarray | data.SourceImage]
 
 
-def predict(checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8) -> list[dict]:
+def predict(
+    checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8, *, skip_unreadable: bool = False
+) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
     Probabilities are the softmax or the sigmoid of the logits, depending on the loss that the model was trained with.
     Images are turned upright according to their EXIF data, and preprocessed as in the evaluation of the run that wrote
     the checkpoint. An image may also be an RGB uint8 array [height, width, 3], whose path is then its index, or
-    an image of a source. `batch` images are read into memory and predicted at a time.
+    an image of a source. `batch` images are read into memory and predicted at a time. With `skip_unreadable`, images
+    that cannot be decoded are left out, after a line for each on stderr.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, or a number is too small.
     """
-    return list(iterate_predictions(checkpoint, images, top, batch))
+    return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable))
 
 
-def iterate_predictions(checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8) -> Iterator[dict]:
+def iterate_predictions(
+    checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8, skip_unreadable: bool = False
+) -> Iterator[dict]:
     """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
     model, params = interop.load(checkpoint)
     preprocess = model.preprocess
@@ -65,9 +70,19 @@ def iterate_predictions(checkpoint: str | Path, images: Images, top: int = 5, ba
     names = model.class_names or [str(i) for i in range(model.field("num_classes"))]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
-        given = [data.load_image(image, preprocess) for image in images[start : start + size]]
-        full = np.stack(given + given[-1:] * (size - len(given)))  # all batches have one shape: one compilation
-        for number, row in enumerate(np.asarray(apply(params, full))[: len(given)], start):
+        given = {}
+        for number in range(start, min(start + size, len(images))):
+            try:
+                given[number] = data.load_image(images[number], preprocess)
+            except DecodeError as error:
+                if not skip_unreadable:
+                    raise
+                tell(f"left out: {error}")
+        if not given:
+            continue
+        pixels = list(given.values())
+        full = np.stack(pixels + pixels[-1:] * (size - len(pixels)))  # all batches have one shape: one compilation
+        for number, row in zip(given, np.asarray(apply(params, full)), strict=False):
             order = np.argsort(-row, kind="stable")[:top]
             classes = [{"class": names[i], "probability": float(row[i])} for i in order]
             path = number if isinstance(images[number], np.ndarray) else images[number]
@@ -87,6 +102,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--data-dir", help="of TFDS data")
     parser.add_argument("--top", type=int, default=5, help="number of classes to print [5]")
     parser.add_argument("--batch", type=int, default=8, help="images to predict at a time [8]")
+    parser.add_argument(
+        "--bad-images",
+        choices=("fail", "skip"),
+        default="fail",
+        help="stop at an unreadable image, or leave it out and list it on stderr [fail]",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object a line")
     output.add_argument("--csv", action="store_true", help="print CSV: one line for each image and class, best first")
@@ -97,7 +118,7 @@ def main(argv: list[str]) -> None:
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])
-    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch):
+    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch, args.bad_images == "skip"):
         if args.json:
             print(json.dumps(result))
             continue

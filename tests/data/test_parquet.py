@@ -12,7 +12,7 @@ import pytest
 from tests.data.test_array_record import numbers, picture
 from tests.data.test_formats import config_of, examples, here, there  # noqa: F401
 from tests.data.test_sources import open_source
-from vit_jax import UserError, pack
+from vit_jax import UserError, data, pack
 from vit_jax.data.images import DecodeError
 from vit_jax.data.shards import parquet_file
 from vit_jax.data.sources import open_split
@@ -50,6 +50,12 @@ def test_names_and_classes_are_those_of_the_description(here, there, monkeypatch
     asked.clear()
     assert open_split(config_of("parquet", there), "test").shards.runs == remote.shards.runs
     assert len(asked) == 4 and sum(size for _, size in asked) < sum(sizes)
+
+
+@pytest.mark.parametrize("label", [None, ["a word"] * 9])
+def test_images_to_predict_need_no_labels(tmp_path, label):
+    source = write_table(tmp_path / "test.parquet", label=label)
+    assert [int(np.asarray(image.read())[0, 0, 0]) for image in data.list_source_images(source, "test")] == [*range(9)]
 
 
 def test_a_column_that_stands_twice_is_refused(tmp_path):

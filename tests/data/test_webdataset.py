@@ -5,12 +5,13 @@ import io
 import json
 import tarfile
 
+import numpy as np
 import pytest
 
 from tests.data.test_array_record import picture
 from tests.data.test_formats import FIXTURES, config_of, examples, here, there  # noqa: F401
 from tests.data.test_sources import open_source
-from vit_jax import UserError, describe
+from vit_jax import UserError, data, describe
 from vit_jax.data.images import DecodeError
 from vit_jax.data.shards.tar_file import tar_index
 from vit_jax.data.sources import SourceConfig, file_pattern, list_splits, open_split
@@ -259,6 +260,12 @@ def test_no_archive_ends_early_without_a_word(tmp_path):
     for content in (whole, whole[:complete], whole.ljust(-(-len(whole) // 10240) * 10240, b"\0")):
         path.write_bytes(content)
         assert len(opened(source)) == 8
+
+
+@pytest.mark.parametrize("members", [{}, {"cls": b"a word"}, {"json": {}}])
+def test_images_to_predict_need_no_labels(tmp_path, members):
+    source = write_tar(tmp_path / "test.tar", *(sample(number, **members) for number in range(3)))
+    assert [int(np.asarray(image.read())[0, 0, 0]) for image in data.list_source_images(source, "test")] == [0, 1, 2]
 
 
 def test_an_info_is_compared_with_the_files(tmp_path):

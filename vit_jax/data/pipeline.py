@@ -52,12 +52,13 @@ class SourceImage:
 
 
 def list_source_images(source: str, split: str, data_dir: str | None = None) -> list[SourceImage]:
-    """Returns the images of a split of a data source, not read yet. The number of its classes need not be known.
+    """Returns the images of a split of a data source, not read yet; labels and the number of classes may be unknown.
 
     Raises:
         UserError: the source is wrong or missing, has no such split, or does not fit into the cache.
     """
-    opened = sources.open_split(sources.SourceConfig(source, data_dir, num_classes=ANY_CLASSES), split)
+    source_config = sources.SourceConfig(source, data_dir, num_classes=ANY_CLASSES, reads_labels=False)
+    opened = sources.open_split(source_config, split)
     return [SourceImage(opened, index) for index in range(len(opened))]
 
 

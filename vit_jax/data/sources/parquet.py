@@ -38,9 +38,11 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     footers = read_footers([file for whole in existing.values() for file in files_by_split[whole]])
     first = next(iter(footers))
     image, label, class_names = choose_columns(footers[first], options)
+    chosen = {"image": image} | ({"label": label} if source_config.reads_labels else {})
     for path, footer in footers.items():
-        check_columns(footer, {"image": image, "label": label}, path)
-    check_classes(footers, label)
+        check_columns(footer, chosen, path)
+    if source_config.reads_labels:
+        check_classes(footers, label)
     num_classes = len(class_names) if class_names else source_config.num_classes
     if num_classes is None:
         raise UserError(
@@ -55,7 +57,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         for one, whole in existing.items()
     }
     splits = ShardedSplits(listed)
-    read_record = partial(read_row, image=image, label=label)
+    read_record = partial(read_row, image=image, label=chosen.get("label"))
     parts = tuple(select_examples(split, splits.counts))
     named = "path" in footers[first].columns[image]
     return Source(
@@ -191,7 +193,7 @@ def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
     return (stored and stored["path"]) or f"{split}/{index}"  # a row may have no image at all
 
 
-def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str) -> tuple[bytes, list[int]]:
+def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str | None) -> tuple[bytes, list[int]]:
     """Returns the encoded image and the labels of a row.
 
     Args:
@@ -199,16 +201,18 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
         row: the number of the row in the file.
         name: the name of the row in messages.
         image: the column of images.
-        label: the column of labels.
+        label: the column of labels; None: the label is -1.
 
     Raises:
         ValueError: the row has no image, or is damaged.
         UserError: the row has no label, or a label that is no whole number.
     """
-    values = reader.read(row, (image, label))
+    values = reader.read(row, (image, label) if label else (image,))
     stored = values[image]["bytes"] if isinstance(values[image], dict) else values[image]
     if not isinstance(stored, bytes):
         raise ValueError(f"its column {image} contains no bytes of an image")
+    if not label:
+        return stored, [-1]
     labels = values[label] if isinstance(values[label], list) else [values[label]]
     if not all(type(one) is int for one in labels):
         value_text = f"{values[label]!r:.60}"

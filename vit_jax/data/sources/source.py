@@ -41,6 +41,7 @@ class SourceConfig:
         num_examples: number of synthetic images of the split `train_split`.
         train_split: the split of training, as a config names it.
         resolution: the side of synthetic images in pixels.
+        reads_labels: False: Parquet files and tar files need no labels, and their images have none (-1).
     """
 
     source: str
@@ -50,6 +51,7 @@ class SourceConfig:
     num_examples: int | None = None
     train_split: str | None = None
     resolution: int | None = None
+    reads_labels: bool = True
 
 
 class Shards(NamedTuple):

@@ -118,7 +118,8 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         )
     field = options.get("label") or choose_label_field(info, list(existing.values()))
     max_labels = (info and info.max_labels) or source_config.max_labels
-    read_record = partial(read_sample, field=field, extension=options.get("image"))
+    reads_labels = source_config.reads_labels
+    read_record = partial(read_sample, field=field, extension=options.get("image"), reads_labels=reads_labels)
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name="webdataset",
@@ -167,7 +168,12 @@ def read_key(splits: ShardedSplits, split: str, index: int) -> str:
 
 
 def read_sample(
-    reader: shards.ShardReader, row: int, name: str, field: str | None, extension: str | None
+    reader: shards.ShardReader,
+    row: int,
+    name: str,
+    field: str | None,
+    extension: str | None,
+    reads_labels: bool = True,
 ) -> tuple[bytes, list[int]]:
     """Returns the encoded image and the labels of a sample.
 
@@ -178,6 +184,7 @@ def read_sample(
         field: the field of its json that contains the label; None: the label is in its member `cls` or, without such a
             member, in the field `label`.
         extension: the extension of its image; None: its first member with the extension of an image.
+        reads_labels: False: the label is -1.
 
     Raises:
         ValueError: the sample has no image, or is damaged.
@@ -188,6 +195,8 @@ def read_sample(
     wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
     if not wanted or wanted[0] not in members:
         raise ValueError(f"its members {existing} contain no {extension or 'image'}")
+    if not reads_labels:
+        return members[wanted[0]], [-1]
     if field is None and "cls" in members:
         text = members["cls"].decode(errors="replace").strip()
         value: object = int(text) if text.removeprefix("-").isdecimal() else text
