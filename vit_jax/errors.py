@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from types import MappingProxyType
 # What no storage library raises because of a store or a file: these are bugs and keep their traceback.
 BUGS = (AssertionError, AttributeError, KeyError, TypeError)
 # What NumPy raises when it reads a damaged .npz file.
-NPZ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+NPZ_ERRORS = (OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 

@@ -329,7 +329,7 @@ def test_a_download_is_announced_and_given_up_without_a_network(tmp_path, capsys
 
 def test_a_tfds_dataset_without_classes_is_refused_before_its_download(tmp_path, capsys):
     with pytest.raises(
-        UserError, match=r"'div2k' must have the features `image` and `label` \(one class\), but has lr, hr"
+        UserError, match=r"'div2k' must have the features `image` and `label` \(one class\), but has hr \(Image\), lr"
     ):
         open_source("tfds:div2k", "train", data_dir=str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists() and "prepares" not in capsys.readouterr().err

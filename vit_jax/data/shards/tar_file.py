@@ -13,7 +13,7 @@ import tarfile
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int16, Int64
+from jaxtyping import Int32, Int64
 
 from vit_jax import UserError, printable, user_errors
 
@@ -51,7 +51,7 @@ class TarIndex(NamedTuple):
     firsts: Int64[np.ndarray, " samples+1"]
     starts: Int64[np.ndarray, " members"]
     ends: Int64[np.ndarray, " members"]
-    kinds: Int16[np.ndarray, " members"]
+    kinds: Int32[np.ndarray, " members"]
     extensions: tuple[str, ...]
 
 
@@ -126,7 +126,7 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     starts = np.array([info.offset_data for _, _, info in members], np.int64)
     ends = starts + np.array([info.size for _, _, info in members], np.int64)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(name for _, name, _ in members))}
-    kinds = np.array([numbers[name] for _, name, _ in members], np.int16)
+    kinds = np.array([numbers[name] for _, name, _ in members], np.int32)
     return TarIndex(
         np.array(keys, "S"), np.array([*firsts, len(members)], np.int64), starts, ends, kinds, tuple(numbers)
     )

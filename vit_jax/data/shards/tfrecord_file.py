@@ -76,10 +76,11 @@ def record_starts(path: str, local: str, size: int, modified: int) -> "array.arr
                         f"cannot read {path}: it is damaged or not a TFRecord file (the checksum at byte "
                         f"{start + 8} is wrong); {ADVICE}"
                     )
-                starts.append(start + HEAD.size + length + TAIL.size)
-            if len(head) < HEAD.size or starts[-1] > size:
+                end = start + HEAD.size + length + TAIL.size
+            if len(head) < HEAD.size or end > size:
                 cut = f"the record at byte {start} does not end within the {size} bytes of the file"
                 raise UserError(f"{path} is truncated: {cut}; {ADVICE}")
+            starts.append(end)
     return starts
 
 

@@ -132,7 +132,8 @@ class FolderTree:
 
     def device_and_inode(self, folder: str) -> tuple[int, int]:
         """Returns the device and inode of a local folder; a link to the folder has the same."""
-        status = os.stat(os.path.join(self.root, folder))
+        with user_errors(f"cannot list the folder {self.full_path(folder)}"):
+            status = os.stat(os.path.join(self.root, folder))
         return status.st_dev, status.st_ino
 
     def files_beside_splits(self) -> list[str]:

@@ -170,7 +170,7 @@ def describe_features(footer: shards.Footer) -> Mapping[str, object]:
     """Returns name of a column -> the description that `datasets` has left of it; empty if there is no description."""
     try:
         described = json.loads(footer.description)["info"]["features"]
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         return {}
     return described if isinstance(described, dict) else {}
 
@@ -208,7 +208,7 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
         UserError: the row has no label, or a label that is no whole number.
     """
     values = reader.read(row, (image, label) if label else (image,))
-    stored = values[image]["bytes"] if isinstance(values[image], dict) else values[image]
+    stored = values[image].get("bytes") if isinstance(values[image], dict) else values[image]
     if not isinstance(stored, bytes):
         raise ValueError(f"its column {image} contains no bytes of an image")
     if not label:

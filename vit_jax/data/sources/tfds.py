@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from vit_jax import MissingData, UserError, printable, storage, tell
+from vit_jax import BUGS, MissingData, UserError, printable, reason, storage, tell, user_errors
 from vit_jax.data import shards
-from vit_jax.data.images import EncodedImage
+from vit_jax.data.images import DecodeError, EncodedImage
 from vit_jax.data.sources.sharded import OpenShard, ShardedSplits
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples
@@ -79,8 +79,11 @@ class TfdsSplits:
             DecodeError: the record is damaged.
             UserError: the shard is damaged or missing.
         """
-        record, _ = self.splits.read(split, index, open_shard, lambda reader, row, name: reader.read(row))
-        return self.features.deserialize_example_np(record, decoders=self.decoders)
+        record, name = self.splits.read(split, index, open_shard, lambda reader, row, name: reader.read(row))
+        try:
+            return self.features.deserialize_example_np(record, decoders=self.decoders)
+        except Exception as error:  # as many kinds as TFDS raises
+            raise DecodeError(f"cannot read {name}: {reason(error)}") from error
 
     def read_example(
         self, split: str, index: int, open_shard: OpenShard = shards.cached_reader
@@ -171,6 +174,8 @@ def find_data(name: str, data_dir: str | None) -> PreparedData:
     where = find_data_dir(data_dir)
     prepared = find_prepared(name, where) or prepare_dataset(name, where)
     check_features(prepared.info, name)
+    if not prepared.info.splits:
+        raise UserError(f"the TFDS dataset {name!r} in {where} has no splits; copy or prepare it again")
     return prepared
 
 
@@ -189,22 +194,22 @@ def find_prepared(name: str, where: str) -> PreparedData | None:
     """
     import tensorflow_datasets as tfds
 
-    try:
-        if filesystem.is_remote(where):
-            folder = newest_remote_version(where, name)
-            described = filesystem.local_copy_of_folder(folder, lambda file: not SHARD_X_OF_Y.search(file))
-            check_feature_classes(described)
-            info = tfds.builder_from_directory(described).info
-        else:
-            try:
-                found = tfds.core.naming.parse_builder_name_kwargs(name)[0].name  # in snake case
-            except ValueError as error:
-                raise UserError(f"cannot read the TFDS dataset {name!r}; write NAME/CONFIG:VERSION") from error
-            check_feature_classes(os.path.join(where, found))
-            info = tfds.core.read_only_builder.builder_from_files(name, data_dir=where).info
-            folder = info.data_dir
-    except tfds.core.DatasetNotFoundError:
-        return None
+    what = f"cannot read the TFDS dataset {name!r} in {where}"
+    with user_errors(what, Exception, *BUGS, advice="copy or prepare it again"):
+        try:
+            if filesystem.is_remote(where):
+                folder = newest_remote_version(where, name)
+                described = filesystem.local_copy_of_folder(folder, lambda file: not SHARD_X_OF_Y.search(file))
+                check_feature_classes(described)
+                info = tfds.builder_from_directory(described).info
+            else:
+                with user_errors(f"cannot read the name {name!r}", ValueError, advice="write NAME/CONFIG:VERSION"):
+                    found = tfds.core.naming.parse_builder_name_kwargs(name)[0].name  # in snake case
+                check_feature_classes(os.path.join(where, found))
+                info = tfds.core.read_only_builder.builder_from_files(name, data_dir=where).info
+                folder = info.data_dir
+        except tfds.core.DatasetNotFoundError:
+            return None
     existing = {file_format.value: file_format for file_format in info.available_file_formats()}
     readable = [existing[file_format] for file_format in FILE_FORMATS if file_format in existing]
     if not readable:
@@ -249,10 +254,18 @@ def named_classes(node: Any) -> Iterator[Any]:
 
 def check_features(info: Any, name: str) -> None:
     """Raises UserError if a data set, described by TFDS's `info`, has no images with one class each."""
-    if not {"image", "label"} <= set(info.features) or not hasattr(info.features["label"], "num_classes"):
+    import tensorflow_datasets as tfds
+
+    features = dict(info.features.items()) if isinstance(info.features, tfds.features.FeaturesDict) else {}
+    image, label = features.get("image"), features.get("label")
+    # A sequence of labels has the attributes of a label too.
+    if not (
+        isinstance(image, tfds.features.Image) and isinstance(label, tfds.features.ClassLabel) and label.num_classes
+    ):
+        existing = ", ".join(f"{one} ({type(feature).__name__})" for one, feature in sorted(features.items()))
         raise UserError(
             f"the TFDS dataset {name!r} must have the features `image` and `label` (one class), but has "
-            f"{', '.join(info.features)}"
+            f"{existing or 'none'}"
         )
 
 
@@ -361,7 +374,8 @@ def newest_remote_version(where: str, name: str) -> str:
 
     path, _, version = name.partition(":")
     top = filesystem.join_path(where, path)
-    infos = [one.split("/") for one in filesystem.list_files(top) if one.endswith("/dataset_info.json")]
+    listed = [one for one in filesystem.list_files(top) if re.search(r"(^|/)\d+\.\d+\.\d+/dataset_info\.json$", one)]
+    infos = [one.split("/") for one in listed]
     candidates = [parts[:-1] for parts in infos if not version or parts[-2] == version]
     if not candidates:
         raise tfds.core.DatasetNotFoundError(name)

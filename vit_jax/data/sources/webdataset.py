@@ -213,7 +213,7 @@ def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
     """Returns a field of the json of a sample, called `name` in messages; raises UserError if it has no such field."""
     try:
         fields = json.loads(members.get("json", b"null"))
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: nested thousands of times
         fields = None
     if not isinstance(fields, dict) or field not in fields:
         has = f"its json has the fields {', '.join(fields)}" if isinstance(fields, dict) else "it has no json object"
