@@ -10,6 +10,7 @@ from pathlib import Path
 
 import chex
 import cv2
+import grain
 import jax
 import numpy as np
 import pytest
@@ -368,7 +369,7 @@ class Waits:
 def test_the_thread_that_reads_closes_what_it_reads(read):
     memory = BatchMemory({"image": np.zeros(3, np.uint8)}, 1, start=0, prefetch=1, shared=False)
     waits = Waits(memory)
-    receiver = loader.Receiver(waits, RowGroups(range(9), 1, np.arange(1), memory), 0, 1, None)
+    receiver = loader.Receiver(waits, RowGroups(grain.MapDataset.range(9), 1, np.arange(1), memory), 0, 1, None)
     if read:
         receiver.start()
         waits.reading.wait()
