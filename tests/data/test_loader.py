@@ -350,16 +350,25 @@ def test_closing_leaves_no_threads_and_no_batches():
     assert threading.active_count() <= before
 
 
-class Waits:
+class Waits(grain.DatasetIterator):
     """An iterator of grain whose `next`, once another thread has closed it, waits for ever."""
 
     def __init__(self, memory):
+        super().__init__()
         self.memory, self.threads, self.reading = memory, set(), threading.Event()
+
+    def get_state(self):
+        """Which grain asks of its iterators."""
+
+    def set_state(self, state):
+        """Which grain asks of its iterators."""
 
     def __next__(self):
         self.threads.add(threading.current_thread())
         self.reading.set()
-        RowGroups(range(9), 1, np.arange(1), self.memory)[2]  # which has no memory until batch 0 is taken
+        RowGroups(grain.MapDataset.range(9), 1, np.arange(1), self.memory)[
+            2
+        ]  # which has no memory until batch 0 is taken
 
     def close(self):
         self.threads.add(threading.current_thread())
