@@ -1,5 +1,6 @@
 import hashlib
 import io
+import json
 import os
 import pickle
 import socket
@@ -211,6 +212,28 @@ def test_a_prepared_data_set_runs_no_code(tfds_folder, key, known, tmp_path, mon
     with pytest.raises(UserError, match=r"features.json names the class planted.Label, which is no feature of TFDS"):
         open_source("tfds:tiny", "train", data_dir=str(tfds_folder))
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("way", ["text", "old text", "link", "hidden", "other case"])
+def test_no_description_of_features_escapes_the_check(tfds_folder, way, tmp_path):
+    """TFDS reads JSON within the strings of `features.json`, follows links, and finds `Tiny` in the folder `tiny`."""
+    version = tfds_folder / "tiny" / "1.2.3"
+    planted = {"pythonClassName": "planted.Label"}
+    old = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict"}
+    old |= {"content": json.dumps({"features": {"label": planted}}), "proto_cls": "tensorflow_datasets.FeaturesDict"}
+    in_text = json.dumps({"label": {"type": "planted.Label", "content": {}}})
+    known = {"pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict"}
+    described = {"text": known | {"jsonFeature": {"json": in_text}}, "old text": old}.get(way, planted)
+    (version / "features.json").write_text(json.dumps(described))
+    if way == "link":
+        version.rename(tmp_path / "elsewhere")
+        version.symlink_to(tmp_path / "elsewhere")
+    if way == "hidden":
+        (version.parent / ".hidden").mkdir()
+        version.rename(version.parent / ".hidden" / "1.2.3")
+    name = {"hidden": "tiny/.hidden:1.2.3", "other case": "Tiny"}.get(way, "tiny")
+    with pytest.raises(UserError, match=r"names the class planted.Label|cannot read the TFDS dataset"):
+        open_source(f"tfds:{name}", "train", data_dir=str(tfds_folder))
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 10_000, '{"a": 1, "a": 2}'])

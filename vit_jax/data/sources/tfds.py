@@ -5,7 +5,9 @@ A data set that is missing is prepared first, if TFDS can do that without Tensor
 
 import contextlib
 import dataclasses
+import glob
 import http.client
+import json
 import logging
 import os
 import re
@@ -194,7 +196,11 @@ def find_prepared(name: str, where: str) -> PreparedData | None:
             check_feature_classes(described)
             info = tfds.builder_from_directory(described).info
         else:
-            check_feature_classes(os.path.join(where, re.split("[:/]", name)[0]))
+            try:
+                found = tfds.core.naming.parse_builder_name_kwargs(name)[0].name  # in snake case
+            except ValueError as error:
+                raise UserError(f"cannot read the TFDS dataset {name!r}; write NAME/CONFIG:VERSION") from error
+            check_feature_classes(os.path.join(where, found))
             info = tfds.core.read_only_builder.builder_from_files(name, data_dir=where).info
             folder = info.data_dir
     except tfds.core.DatasetNotFoundError:
@@ -220,21 +226,25 @@ def check_feature_classes(folder: str) -> None:
     Raises:
         UserError: another class is named, or a description cannot be read.
     """
-
-    def named(node: Any) -> Iterator[Any]:
-        for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-            yield from named(value)
-        if isinstance(node, dict):
-            keys = ("pythonClassName", "python_class_name", *(("type",) if "content" in node else ()))
-            yield from (node[key] for key in keys if key in node)
-
-    for path in sorted(Path(folder).rglob("features.json")):
-        for name in named(storage.read_json(str(path))):
+    for path in sorted(glob.glob(f"{glob.escape(folder)}/**/features.json", recursive=True, include_hidden=True)):
+        for name in named_classes(storage.read_json(path)):
             if name not in FEATURE_CLASSES:
                 raise UserError(
                     f"{path} names the class {printable(str(name))}, which is no feature of TFDS, and whose code would "
                     "be run; prepare the data with features of TFDS"
                 )
+
+
+def named_classes(node: Any) -> Iterator[Any]:
+    """Yields the names of classes in the description of features, also in JSON within its strings, which TFDS reads."""
+    if isinstance(node, str) and node.lstrip()[:1] == "{":
+        with contextlib.suppress(ValueError):
+            node = json.loads(node)
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from named_classes(value)
+    if isinstance(node, dict):
+        keys = ("pythonClassName", "python_class_name", *(("type",) if "content" in node else ()))
+        yield from (node[key] for key in keys if key in node)
 
 
 def check_features(info: Any, name: str) -> None:
