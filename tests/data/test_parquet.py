@@ -52,6 +52,14 @@ def test_names_and_classes_are_those_of_the_description(here, there, monkeypatch
     assert len(asked) == 4 and sum(size for _, size in asked) < sum(sizes)
 
 
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    columns = [[picture(row) for row in range(4)], [0, 1, 0, 1], [1, 0, 1, 0]]
+    table = pa.table(list(map(pa.array, columns)), names=["image", "label", "label"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet has two columns label; give each column a name of its own"):
+        opened(f"parquet:{tmp_path}/a.parquet")
+
+
 def test_columns_are_chosen_by_name_or_kind(tmp_path):
     fine = {"_type": "ClassLabel", "names": ["a", "b", "c"]}
     columns = {"img": [picture(row) for row in range(9)], "image": None, "fine": [row % 3 for row in range(9)]}

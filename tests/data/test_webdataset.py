@@ -261,6 +261,36 @@ def test_no_archive_ends_early_without_a_word(tmp_path):
         assert len(opened(source)) == 8
 
 
+def test_an_info_is_compared_with_the_files(tmp_path):
+    """Samples it states are the samples found, each file is one of one split, and no file is passed over in silence."""
+    for name in "abc":
+        source = write_tar(tmp_path / f"{name}.tar", *(sample(number, cls=b"0") for number in range(3)))
+    source = f"webdataset:{tmp_path}"
+
+    def opened_with(**splits):
+        stated = {
+            split: {"filenames": [f"{one}.tar" for one in names], "shard_lengths": [3] * len(names), **more}
+            for split, (names, more) in splits.items()
+        }
+        (tmp_path / "_info.json").write_text(json.dumps({"splits": stated}))
+        return opened(source)
+
+    with pytest.raises(UserError, match=r"_info.json: the file a.tar is listed twice"):
+        opened_with(train=("aba", {}))
+    with pytest.raises(UserError, match=r"_info.json: the file b.tar is listed twice"):
+        opened_with(train=("ab", {}), test=("bc", {}))
+    with pytest.raises(
+        UserError, match=r"_info.json: splits.train states num_samples 7, but its shard_lengths sum to 6"
+    ):
+        opened_with(train=("ab", {"num_samples": 7}))
+    assert len(opened_with(train=("abc", {"num_samples": 9}))) == 9
+    assert not opened(source).notes
+    partial = opened_with(train=("ab", {"num_samples": 6}))
+    assert len(partial) == 6 and partial.notes == (
+        f"{tmp_path} has 1 tar files that its _info.json does not name, such as c.tar; they are not read",
+    )
+
+
 def test_members_that_stand_for_others_are_refused(tmp_path):
     path = tmp_path / "a.tar"
     source = write_tar(path, sample(0, cls=b"0"), sample(0, cls=b"1"))

@@ -229,10 +229,13 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
         raise UserError(f"cannot read {part!r} in the preprocessing {pipe!r}; write op(arguments)|op|...") from None
     function = inspect.signature(OPS[choose("preprocessing op", name.id, OPS)])
     signature = inspect.Signature(list(function.parameters.values())[2:])
+    names = [str(keyword.arg) for keyword in keywords]
     try:
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise TypeError(f"{repeated[0]} is given twice")
         bound = signature.bind(
             *[ast.literal_eval(arg) for arg in args],
-            **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords},
+            **{name: ast.literal_eval(keyword.value) for name, keyword in zip(names, keywords, strict=True)},
         )
     except (TypeError, ValueError) as error:
         reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
@@ -244,6 +247,7 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
 
 
 MAX_SIDE = 10_000  # pixels
+MAX_NUMBER = 1_000_000  # of any other argument, so that float32 holds what is computed from it
 
 WHOLE = ("num_layers", "pixels")  # arguments
 # Largest values of arguments that must not be negative.
@@ -276,6 +280,8 @@ def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
                 return f"antialias must be True or False, not {value!r}"
         elif type(value) not in ((int,) if name in WHOLE else (int, float)):
             return f"{name} must be a {'whole ' if name in WHOLE else ''}number, not {value!r}"
+        elif not abs(value) <= MAX_NUMBER:
+            return f"{name} must be from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, not {value!r:.20}"
         elif name in MAX_ARGUMENT_VALUES and not 0 <= value <= MAX_ARGUMENT_VALUES[name]:
             return f"{name} must be at least 0" + (
                 f" and at most {MAX_ARGUMENT_VALUES[name]}" if MAX_ARGUMENT_VALUES[name] < np.inf else ""

@@ -93,7 +93,8 @@ def read_footer(path: str, size: int | None) -> Footer:
         size: its size in bytes; may be None only for a local file.
 
     Raises:
-        UserError: the file is truncated or not a Parquet file, or its store does not give it.
+        UserError: the file is truncated or not a Parquet file, has two columns of one name, or its store does not give
+            it.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -102,9 +103,11 @@ def read_footer(path: str, size: int | None) -> Footer:
         metadata = pq.read_metadata(io.BytesIO(_read_end(path, size)) if filesystem.is_remote(path) else path)
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
+    schema = metadata.schema.to_arrow_schema()
+    if repeated := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise UserError(f"{path} has two columns {repeated[0]}; give each column a name of its own and write it again")
     columns = {
-        field.name: tuple(field.type.field(number).name for number in range(field.type.num_fields))
-        for field in metadata.schema.to_arrow_schema()
+        field.name: tuple(field.type.field(number).name for number in range(field.type.num_fields)) for field in schema
     }
     return Footer(metadata.num_rows, columns, (metadata.metadata or {}).get(b"huggingface", b""))
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from vit_jax import UserError, choose
 
 PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]+%?)?\])?")
+BOUND = re.compile(r"-?\d+(_\d+)*((\.\d*)?%)?")
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
 # Word in the name of a file or folder -> the split that it stands for.
 SPLIT_WORDS = {
@@ -33,17 +34,22 @@ def parse_split(split: str) -> tuple[Part, ...]:
     """Parses a split into its parts: (name, start, stop). A boundary is a text as written, or None if there is none.
 
     Raises:
-        UserError: the text is not in the notation of TFDS.
+        UserError: the text is not in the notation of TFDS, or a percentage is above 100.
     """
     matches = [PART.fullmatch(part.strip()) for part in split.split("+")]
     parts = [(match["name"], match["start"], match["stop"]) for match in matches if match]
     for name, start, stop in parts:
         bounds = [bound for bound in (start, stop) if bound]
-        numbers = all(re.fullmatch(r"-?\d[\d_]*(\.\d*)?%|-?\d[\d_]*", bound) for bound in bounds)
+        numbers = all(BOUND.fullmatch(bound) for bound in bounds)
         if not numbers or len({bound.endswith("%") for bound in bounds}) > 1:
             raise UserError(
                 f"cannot read the slice {name}[{start or ''}:{stop or ''}] of the split {split!r}; its ends must be "
                 "whole numbers, as in train[:1000], or both percentages, as in train[98%:]"
+            )
+        if any(bound.endswith("%") and abs(float(bound[:-1])) > 100 for bound in bounds):
+            raise UserError(
+                f"the slice {name}[{start or ''}:{stop or ''}] of the split {split!r} reaches beyond the split; "
+                "percentages must be from -100% to 100%"
             )
     if len(parts) < len(matches):
         raise UserError(f"cannot read the split {split!r}; write train, train[:98%], train[-1000:] or train+test")

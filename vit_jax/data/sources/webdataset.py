@@ -32,12 +32,14 @@ class TarSet(NamedTuple):
         lengths: name of a file -> number of its samples, for the files that `_info.json` lists.
         info: what the `_info.json` beside the files states, or None if there is none.
         folder: the folder in which the `_info.json` lies, if there is one.
+        notes: a line for the user if the `_info.json` does not name all files of the folder.
     """
 
     splits: Mapping[str, list[FoundFile]]
     lengths: Mapping[str, int]
     info: WebDatasetInfo | None
     folder: str
+    notes: tuple[str, ...] = ()
 
 
 def find_tars(pattern: str) -> TarSet:
@@ -56,14 +58,18 @@ def find_tars(pattern: str) -> TarSet:
     if info is None:
         return TarSet(files_of_splits(files), {}, None, folder)
     by_name = {file.name: file for file in files}
+    notes: list[str] = []
     if not rest:
         named = [name for of_split in info.splits.values() for name in of_split]
         if missing := [name for name in named if name not in by_name]:
             raise UserError(f"{folder} lacks {len(missing)} files that its {INFO_NAME} names, such as {missing[0]}")
+        if others := sorted(by_name.keys() - set(named)):
+            unnamed = f"{len(others)} tar files that its {INFO_NAME} does not name, such as {others[0]}"
+            notes.append(f"{folder} has {unnamed}; they are not read")
         files = [by_name[name] for name in named]
     lengths = {name: length for of_split in info.splits.values() for name, length in of_split.items()}
     stated = {name: split for split, of_split in info.splits.items() for name in of_split}
-    return TarSet(files_of_splits(files, stated), lengths, info, folder)
+    return TarSet(files_of_splits(files, stated), lengths, info, folder, tuple(notes))
 
 
 def list_shards(tar_set: TarSet, split: str) -> tuple[shards.Shard, ...]:
@@ -125,6 +131,7 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         file_stamp=splits.file_stamp,
         read_name=partial(read_key, splits),
         split_names=tuple(tar_set.splits),
+        notes=tar_set.notes,
         shards=splits.select(parts),
     )
 

@@ -6,6 +6,7 @@ optional fields, which only vit_jax has, are `num_classes`, `class_names` (in th
 (the most labels of an image in multi-label data).
 """
 
+import collections
 import glob
 import json
 from collections.abc import Mapping
@@ -48,6 +49,9 @@ def read_info(folder: str) -> WebDatasetInfo | None:
     if not isinstance(fields, dict) or not isinstance(fields.get("splits"), dict):
         raise UserError(f"cannot read {path}: it must be a JSON object whose field splits is an object")
     splits = {split: read_lengths(of_split, f"splits.{split}", path) for split, of_split in fields["splits"].items()}
+    listed = collections.Counter(name for of_split in fields["splits"].values() for name in of_split["filenames"])
+    if repeated := [name for name, count in listed.items() if count > 1]:
+        raise UserError(f"cannot read {path}: the file {repeated[0]} is listed twice")
     num_classes, max_labels, names = (fields.get(name) for name in ("num_classes", "max_labels", "class_names"))
     for name, number in (("num_classes", num_classes), ("max_labels", max_labels)):
         if number is not None and not is_count(number):
@@ -78,6 +82,11 @@ def read_lengths(of_split: object, field: str, path: str) -> dict[str, int]:
     ):
         wanted = "the lists filenames and shard_lengths, with one length for each file"
         raise UserError(f"cannot read {path}: {field} must have {wanted}")
+    if (total := stated.get("num_samples", sum(lengths))) != sum(lengths):
+        raise UserError(
+            f"cannot read {path}: {field} states num_samples {total}, but its shard_lengths sum to {sum(lengths)}; "
+            "count the samples again"
+        )
     return dict(zip(names, lengths, strict=True))
 
 
