@@ -366,9 +366,7 @@ class Waits(grain.DatasetIterator):
     def __next__(self):
         self.threads.add(threading.current_thread())
         self.reading.set()  # and then wait: group 2 has no memory until batch 0 is taken
-        RowGroups(grain.MapDataset.range(9), 1, np.arange(1), self.memory)[
-            2
-        ]
+        RowGroups(grain.MapDataset.range(9), 1, np.arange(1), self.memory)[2]
 
     def close(self):
         self.threads.add(threading.current_thread())
