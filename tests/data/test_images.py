@@ -82,6 +82,46 @@ def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
         warnings.warn("of others", stacklevel=1)
 
 
+def turned_jpeg(*segments: tuple[int, bytes]) -> bytes:
+    """A JPEG with some segments, and behind them EXIF data that turns it."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    data = encoded(picture(), "JPEG", exif=exif, quality=95)
+    stated = b"".join(bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2) + body for marker, body in segments)
+    return data[:2] + stated + data[2:]
+
+
+@pytest.mark.parametrize("short", [(0xE0, b"JFIF\0"), (0xE2, b"ICC_PROFILE\0"), (0xEE, b"Adobe"), (0xE2, b"MPF\0")])
+def test_short_segments_do_not_hide_pixels_or_exif(short):
+    upright = decode.decode_image(turned_jpeg(), "x", exif=True)
+    assert upright.shape == (60, 40, 3)
+    data = turned_jpeg(short)
+    np.testing.assert_array_equal(decode.decode_image(data, "x", exif=True), upright)
+    np.testing.assert_array_equal(decode.EncodedImage(data, "x", exif=True).crop(5, 5, 20, 20), upright[5:25, 5:25])
+
+
+def test_exif_behind_other_long_segments_is_applied():
+    data = turned_jpeg((0xE2, bytes(65_000)), (0xE2, bytes(65_000)))
+    assert data.index(b"Exif") > 2**16 and decode.exif_orientation(data) == 6
+    assert decode.EncodedImage(data, "x", exif=True).shape == (60, 40)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_exif_that_cannot_be_read_is_ignored(suffix):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    data, random, stated = encoded(picture(), suffix, exif=exif, quality=95), rng(), exif.tobytes()
+    start, turned = data.index(stated.removeprefix(b"Exif\0\0")), set()
+    for _ in range(100):
+        damaged = bytearray(data)
+        damaged[start + random.integers(len(stated) - 6)] = random.integers(256)
+        turned.add(decode.exif_orientation(bytes(damaged)))
+        if suffix == "JPEG":  # the other formats have checksums
+            assert decode.decode_image(bytes(damaged), "x", exif=True).size == 7200
+    assert 1 in turned
+
+
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
 def test_damaged_files_are_errors_that_name_the_file(suffix):
     data = encoded(picture(), suffix)

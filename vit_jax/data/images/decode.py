@@ -93,7 +93,7 @@ class EncodedImage:
         frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        turned = self.exif and has_exif(self.data[: frame.scan_at]) and exif_orientation(self.data) != 1
+        turned = self.exif and exif_orientation(self.data) != 1
         return None if turned else frame
 
 
@@ -179,7 +179,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
         image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
-        return apply_orientation(image, data) if exif and has_exif(data) else image
+        return apply_orientation(image, data) if exif else image
 
 
 class PillowWarnings:
@@ -222,17 +222,6 @@ def decode_errors(name: str) -> Iterator[None]:
 def is_jpeg(data: bytes) -> bool:
     """Returns whether the data begins as a JPEG file does."""
     return data[:2] == b"\xff\xd8"
-
-
-def has_exif(data: bytes) -> bool:
-    """Returns whether an encoded image may contain EXIF data whose orientation is still to be applied.
-
-    EXIF data is expected in the first 64 KiB of a JPEG, and anywhere in another file. The result is False for a TIFF
-    file, since Pillow applies its orientation.
-    """
-    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):  # TIFF: Pillow applies the orientation itself
-        return False
-    return data.find(b"Exif", 0, 1 << 16) >= 0 if is_jpeg(data) else b"eXIf" in data or b"EXIF" in data
 
 
 def decode_jpeg(data: bytes) -> RGB:
@@ -297,11 +286,21 @@ def apply_orientation(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows column
 
 
 def exif_orientation(data: bytes) -> int:
-    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8); 1 if it states none, or an unknown one."""
-    if not has_exif(data):
+    """Returns the EXIF orientation of an image that is still to be applied (EXIF 2.3, tag 274: 1 to 8).
+
+    It is 1 for a TIFF file, since Pillow applies its orientation, and for an image that states none, an unknown one, or
+    one that cannot be read.
+    """
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return 1
-    with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-        stated = header.getexif().get(ExifTags.Base.Orientation, 1)
+    stating = jpeg.exif_only(data) if is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
+    if not stating:
+        return 1
+    try:
+        with Image.open(io.BytesIO(stating), formats=FORMATS) as header:
+            stated = header.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # the pixels can be read all the same; damaged EXIF data raise errors of many kinds
+        return 1
     return stated if stated in range(1, 9) else 1
 
 
