@@ -232,6 +232,16 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
         ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
+def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced(damaged):
+    config, source = damaged
+    broken = source[3]["image"]
+    unnamed = dataclasses.replace(broken, name=os.fsdecode(b"\xfcber.jpg"))
+    examples = [{"image": unnamed, "label": 0}, source[0]]
+    examples = type("Examples", (list,), {"max_labels": None})(examples)
+    row = ExampleReader(examples, parse_pipe(config.data.preprocess, 6), "replace")(0, np.random.default_rng(0))
+    assert int(row["bad"]) == 0 and b"the image \\udcfcber.jpg: " in row["fault"].tolist()
+
+
 def test_a_streamed_image_alone_in_its_shard_is_replaced_from_the_next_shard(damaged):
     config, source = damaged
     streamed = StreamOrder([3, 2, 15], 4, 2, 1, 0)  # images 3 and 4, a shard of their own, are unreadable

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from vit_jax import UserError
+from vit_jax import UserError, encode_text
 from vit_jax.data.images import DecodeError
 from vit_jax.data.mixed_order import TrainStream
 from vit_jax.data.preprocess import Preprocessor
@@ -85,5 +85,5 @@ class ExampleReader:
 
 
 def _row(image: np.ndarray, label: np.ndarray, mask: int, bad: int = -1, fault: str = "") -> dict[str, np.ndarray]:
-    told = np.array(fault.encode(), f"S{FAULT_BYTES}")
+    told = np.array(encode_text(fault), f"S{FAULT_BYTES}")
     return {"image": image, "label": label, "mask": np.array(mask, np.float32), "bad": np.array(bad), "fault": told}
