@@ -1,6 +1,7 @@
 """Exit codes of the command lines, and where they keep compiled programs."""
 
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -49,6 +50,14 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         cli.run_command(command, rerun_advice="what the same command does.")
     assert (end.value.code, capsys.readouterr().err) == (code, text)
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", rb"\udce9 \xe9"), ("utf-8", rb"\udce9 " + "é".encode())])
+def test_stdout_escapes_what_its_encoding_does_not_have(encoding, printed, monkeypatch):
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    cli.run_command(lambda argv: print("\udce9 é", flush=True))
+    assert sys.stdout.buffer.getvalue().rstrip() == printed
 
 
 def test_a_command_that_saves_nothing_promises_nothing(capsys, monkeypatch):

@@ -140,6 +140,11 @@ def printable(text: object, most: int = 20_000) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
 
 
+def encode_text(text: str) -> bytes:
+    """Returns text as UTF-8, to be written or hashed; bytes of names that are not UTF-8 are escaped, as `\\udce9`."""
+    return text.encode(errors="backslashreplace")
+
+
 def choose(
     what: str, word: str, options: Iterable[str], where: str = "", synonyms: Mapping[str, str] = NO_SYNONYMS
 ) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import select
 import sys
@@ -9,6 +10,12 @@ from collections.abc import Iterator
 from typing import TextIO
 
 CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails may work later
+
+
+def escape_stdout() -> None:
+    """Makes stdout escape what its encoding does not have, as stderr does: no command ends for a name in a line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in a notebook it is not
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

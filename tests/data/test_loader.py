@@ -27,6 +27,7 @@ from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe, value_range
 from vit_jax.data.row_groups import RowGroups
 from vit_jax.data.sources import kinds
+from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import choose_workers
 
 BATCH = 12
@@ -234,6 +235,27 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
         ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
+def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced(damaged):
+    config, source = damaged
+    broken = source[3]["image"]
+    unnamed = dataclasses.replace(broken, name=os.fsdecode(b"\xfcber.jpg"))
+    examples = [{"image": unnamed, "label": 0}, source[0]]
+    examples = type("Examples", (list,), {"max_labels": None})(examples)
+    row = ExampleReader(examples, parse_pipe(config.data.preprocess, 6), "replace")(0, np.random.default_rng(0))
+    assert int(row["bad"]) == 0 and b"the image \\udcfcber.jpg: " in row["fault"].tolist()
+
+
+def test_a_streamed_image_alone_in_its_shard_is_replaced_from_the_next_shard(damaged):
+    config, source = damaged
+    streamed = StreamOrder([3, 2, 15], 4, 2, 1, 0)  # images 3 and 4, a shard of their own, are unreadable
+    read = ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace", streamed)
+    row, wanted = (read(index, np.random.default_rng(0)) for index in (4, 5))
+    assert int(row["bad"]) == 4
+    np.testing.assert_array_equal(row["image"], wanted["image"])
+    with pytest.raises(UserError, match=r"^3 images in a row"):
+        ExampleReader(Bad(3), PIPE, "replace")(0, np.random.default_rng(0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_images_end_the_run(damaged, workers):
@@ -250,8 +272,11 @@ def test_too_many_bad_images_end_the_run(damaged, workers):
 class Bad:
     max_labels = None
 
+    def __init__(self, count=1000):
+        self.count = count
+
     def __len__(self):
-        return 1000
+        return self.count
 
     def __getitem__(self, index):
         raise DecodeError("no")

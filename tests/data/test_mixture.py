@@ -86,7 +86,10 @@ def test_a_streamed_mixture_reads_each_part_in_epochs_of_its_own(seed):
             assert sorted(indices) == list(range(start, start + length))
     assert [pickle.loads(pickle.dumps(stream))[at] for at in range(9)] == drawn.ravel()[:9].tolist()
     for index in range(len(part_of)):
-        assert shard_of[stream.neighbour(index, 3)] == shard_of[index] and stream.neighbour(index, 0) == index
+        others = np.array([stream.neighbour(index, distance) for distance in range(mixture.lengths[part_of[index]])])
+        own = others[: np.sum(shard_of == shard_of[index])]
+        assert set(shard_of[own]) == {shard_of[index]} and others[0] == index
+        assert sorted(others) == np.flatnonzero(part_of == part_of[index]).tolist()
 
 
 def test_a_batch_of_a_streamed_mixture_has_the_shares():

@@ -25,5 +25,11 @@ def test_a_line_of_metrics_is_no_silence(tmp_path, monkeypatch):
     assert (tmp_path / "train.log").read_text() == "step 5/10  loss 1\n"
 
 
+def test_a_name_that_is_not_utf8_is_escaped(tmp_path):
+    with contextlib.closing(MetricWriter(tmp_path, 0, True, total=10, batch=8, classes=10)) as log:
+        log.write_text("0  caf\udce9, é")
+    assert (tmp_path / "train.log").read_bytes() == "0  caf\\udce9, é\n".encode()
+
+
 def test_durations_are_read_as_on_a_clock():
     assert [duration(seconds) for seconds in (59.4, 60, 3599, 3723)] == ["0:59", "1:00", "59:59", "1:02:03"]

@@ -359,6 +359,16 @@ def test_workdirs_that_cannot_be_written(place):
         mirror.check_workdir(place)
 
 
+def test_checkpoints_are_in_paths_that_are_utf8(tmp_path, monkeypatch):
+    assert mirror.check_workdir("é") == "é"
+    with pytest.raises(UserError, match="choose another folder"):
+        mirror.check_workdir(os.fsdecode(b"run\xe9"))
+    (tmp_path / os.fsdecode(b"\xe9")).mkdir()
+    monkeypatch.chdir(tmp_path / os.fsdecode(b"\xe9"))
+    with pytest.raises(UserError, match="choose another folder"):
+        mirror.check_workdir("run")
+
+
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     bucket(train_log=b"said")
     first = mirror.open_mirror("memory://b", ("train.log",))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import printable, tree
+from vit_jax import encode_text, printable, tree
 from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
 from vit_jax.analysis.observe import Observations
@@ -59,7 +59,7 @@ def write_look(
         *parts,
         "</div>",
     ]
-    files[0].write_text(html.document(f"Inside {model.name}", "\n".join(body)), encoding="utf-8")
+    files[0].write_bytes(encode_text(html.document(f"Inside {model.name}", "\n".join(body))))
     return files
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, encode_text, user_errors
 
 HOST = "127.0.0.1"
 RETRY: int | None = 15  # seconds after which a browser asks again if the page could not be made
@@ -48,9 +48,10 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
             status, wait = 200, RETRY
             try:
                 with making:  # one after the other: what draws has settings of the whole process
-                    content, wait = make_page().encode(), seconds()
+                    page, wait = make_page(), seconds()
             except UserError as error:
-                status, content = 503, f"<!doctype html><title>report</title><p>{escape(str(error))}</p>".encode()
+                status, page = 503, f"<!doctype html><title>report</title><p>{escape(str(error))}</p>"
+            content = encode_text(page)
             self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))

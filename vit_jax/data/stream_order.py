@@ -79,10 +79,16 @@ class StreamOrder(Endless, EpochOrder):
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def neighbour(self, index: int, distance: int) -> int:
-        """Returns the example `distance` places after example `index` in its shard; the first follows the last one."""
+        """Returns the example `distance` places after example `index`, in an order of all examples.
+
+        The order begins with the other examples of its shard, where the first follows the last one. Those of the shards
+        behind it come next, since all examples of a shard may be unreadable.
+        """
         shard = self.shard_of(index)
         start, length = int(self.starts[shard]), int(self.lengths[shard])
-        return start + (index - start + distance) % length
+        if distance < length:
+            return start + (index - start + distance) % length
+        return (start + distance) % self.count
 
     def uses(self, epoch: int, reader: int) -> ShardUses:
         """Returns which shards a reader needs in an epoch, and in which batches."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, user_errors
+from vit_jax import UserError, data, encode_text, user_errors
 from vit_jax.config import EVAL_KINDS
 from vit_jax.data.sources import Source
 from vit_jax.evals.mistakes import find_mistakes
@@ -94,7 +94,7 @@ def write_confusion(
     """
     counted = map_predictions(eval_config, source, model, logits, labels)
     matrix, text = count_confusion(counted)
-    written = write_file(f"{start}.csv", lambda file: file.write(text.encode()))
+    written = write_file(f"{start}.csv", lambda file: file.write(encode_text(text)))
     if matrix is not None and importlib.util.find_spec("matplotlib"):
         from vit_jax.analysis import plot
 

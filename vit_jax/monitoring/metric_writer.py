@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import monitoring, user_errors
+from vit_jax import encode_text, monitoring, user_errors
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
 from vit_jax.monitoring.terminal import Terminal
@@ -86,7 +86,7 @@ class MetricWriter:
         self._wrote_text = time.monotonic()
         if to_terminal:
             self._terminal.write(text)
-        self._logs.append(LOG, f"{text}\n".encode())
+        self._logs.append(LOG, encode_text(f"{text}\n"))
 
     def write_progress(self, step: int, metrics: Metrics) -> None:
         """Writes the metrics of a step as text, if none was for `PROGRESS_NOTICE_SECONDS` and no bar is drawn."""

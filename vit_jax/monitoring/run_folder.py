@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, encode_text, user_errors
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.monitoring.history import read_history
 from vit_jax.monitoring.ledger_file import LEDGER, Start, read_ledger
@@ -131,5 +131,5 @@ def write_page(path: str, content: str) -> str:
     if not filesystem.is_remote(path):
         with user_errors(f"cannot write {path}"):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-    filesystem.write_bytes(path, content.encode())
+    filesystem.write_bytes(path, encode_text(content))
     return path

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, reason
+from vit_jax import UserError, encode_text, reason
 
 
 class WandbRun:
@@ -32,7 +32,7 @@ class WandbRun:
         except ImportError as error:
             raise UserError("config.wandb is set, but wandb is not installed: pip install -e '.[wandb]'.") from error
         self._told = False
-        run = hashlib.sha256(location.encode()).hexdigest()[:16]
+        run = hashlib.sha256(encode_text(location)).hexdigest()[:16]
         name = location.rstrip("/").rpartition("/")[2]
         try:
             self._run = init(project=project, id=run, name=name, dir=str(folder), config=config, resume="allow")

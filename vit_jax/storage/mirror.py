@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import NoAnswer, UserError
+from vit_jax import NoAnswer, UserError, encode_text
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
 
@@ -31,12 +31,19 @@ def check_workdir(workdir: str | Path) -> str:
     """Returns the path of a workdir as text, with `~` expanded and without a slash at the end.
 
     Raises:
-        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...
+        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..., or see `check_utf8`.
     """
     location = str(workdir)
+    check_utf8(filesystem.absolute_path(location))
     if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
         raise UserError(f"the workdir {location} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
     return location.rstrip("/") if filesystem.is_remote(location) else str(Path(location).expanduser())
+
+
+def check_utf8(path: str) -> None:
+    """Raises UserError if a path is not UTF-8, which the library that writes and reads checkpoints needs."""
+    if encode_text(path) != os.fsencode(path):
+        raise UserError(f"{path} is not UTF-8, as the path of checkpoints must be; choose another folder")
 
 
 def check_init_from(source: str | None, location: str) -> None:
@@ -57,7 +64,7 @@ def open_mirror(location: str, names: tuple[str, ...]) -> "LocalFolder | Mirror"
 
 def owner_of(location: str) -> str:
     """Returns the name of the local folder in which this host keeps its files of a remote workdir."""
-    return hashlib.sha256(f"{location} {jax.process_index()}".encode()).hexdigest()[:16]
+    return hashlib.sha256(encode_text(f"{location} {jax.process_index()}")).hexdigest()[:16]
 
 
 class LocalFolder:
