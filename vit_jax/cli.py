@@ -17,7 +17,7 @@ from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory
 from vit_jax.monitoring import process_age
 from vit_jax.storage import cache
-from vit_jax.streams import escape_unprintable, flush_stderr
+from vit_jax.streams import escape_stdout, flush_stderr
 
 RESUME_ADVICE = "the same command continues from the last checkpoint, if there is one."
 TERMINATED = "terminated", signal.SIGTERM
@@ -43,7 +43,7 @@ def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is
     2 wrong usage; 42 preempted, with the state saved; 130 Ctrl-C; 143 SIGTERM; 134 a lost or stuck host. Before every
     code but 0, a sentence is printed; an internal error of a single process prints only its traceback.
     """
-    escape_unprintable(sys.stdout)
+    escape_stdout()
     quiet_libraries()
     skip_absent_tpu()
     if jax.config.jax_platforms == "cpu" or not (has_tpu() or has_gpu()):

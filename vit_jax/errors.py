@@ -142,7 +142,7 @@ def printable(text: object, most: int = 20_000) -> str:
 
 
 def encode_text(text: str) -> bytes:
-    """Returns text as UTF-8, to be written or hashed; what is none in a file's name is escaped, such as `\\udce9`."""
+    """Returns text as UTF-8, to be written or hashed; bytes of names that are not UTF-8 are escaped, as `\\udce9`."""
     return text.encode(errors="backslashreplace")
 
 

@@ -12,6 +12,12 @@ from typing import TextIO
 CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails may work later
 
 
+def escape_stdout() -> None:
+    """Makes stdout escape what its encoding does not have, as stderr does: no command ends for a name in a line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in a notebook it is not
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 @contextlib.contextmanager
 def ignore_closed_stderr() -> Iterator[None]:
     """Ends the code inside, which prints to stderr, quietly if printing fails.
@@ -56,12 +62,6 @@ def ignore_closed_stdout() -> Iterator[None]:
             print(end="", flush=True)
         except BrokenPipeError:
             silence(sys.stdout)
-
-
-def escape_unprintable(stream: TextIO) -> None:
-    """Lets a stream escape what its encoding lacks, as Python's stderr does, where printing it would be an error."""
-    if isinstance(stream, io.TextIOWrapper):  # else it is that of a notebook or a test
-        stream.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: TextIO) -> None:

@@ -9,7 +9,8 @@ from vit_jax.analysis.figures import position_similarity
 
 
 def test_a_confusion_matrix_is_in_per_cent_of_each_class():
-    figure = plot.confusion(np.array([[3, 1, 0], [0, 0, 0], [1, 0, 1]]), ["a", "b", "c"])
+    figure = plot.confusion(np.array([[3, 1, 0], [0, 0, 0], [1, 0, 1]]), ["a", "b", "caf\udce9"])
+    figure.draw_without_rendering()  # a name that is not UTF-8 is escaped
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), [[75, 25, 0], [0, 0, 0], [50, 0, 50]])
 
 

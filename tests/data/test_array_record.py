@@ -19,7 +19,7 @@ from absl import flags
 from tests.data.test_sources import configured, open_source
 from vit_jax import UserError, data
 from vit_jax.data.images import decode, encode
-from vit_jax.data.shards import files, readers, tf_example
+from vit_jax.data.shards import array_record_file, files, readers, tf_example
 from vit_jax.storage import filesystem
 
 
@@ -61,6 +61,15 @@ def test_records_are_read_in_order(tmp_path, total):
     assert isinstance(image, decode.EncodedImage) and image.data == picture(3) and not image.exif
     alone = open_source(f"{where}/train-*.array_record", "train")  # a pattern instead of the folder
     assert numbers(alone) == list(range(11)) and alone.fingerprint == source.fingerprint
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path):
+    where = write_set(tmp_path / "set", SINGLE, 2)
+    named = tmp_path / os.fsdecode(b"s\xe9t")
+    shutil.copytree(tmp_path / "set", named)
+    assert numbers(open_source(f"array_record:{named}", "train")) == numbers(open_source(where, "train"))
+    array_record_file.open_writer(str(named / "other")).close()
+    assert array_record_file.ArrayRecordFile("other", str(named / "other")).num_records() == 0
 
 
 def test_the_fingerprint_tells_contents_not_places(tmp_path):

@@ -82,34 +82,44 @@ def test_warnings_of_pillow_are_one_line_of_ours(caplog, recwarn, monkeypatch):
         warnings.warn("of others", stacklevel=1)
 
 
-@pytest.mark.parametrize(
-    "segment",
-    [
-        b"\xff\xe0\x00\x08JFIF\0\x01",  # as libjpeg reads it, and Pillow does not
-        b"\xff\xee\x00\x08Adobe\0",
-        b"\xff\xe2\xff\xff" + bytes(65533),  # 64 KiB before the EXIF data
-    ],
-    ids=["JFIF", "Adobe", "long"],
-)
-def test_the_exif_data_of_a_jpeg_is_read_where_the_decoder_reads_the_image(segment):
+def turned_jpeg(*segments: tuple[int, bytes]) -> bytes:
+    """A JPEG with some segments, and behind them EXIF data that turns it."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    plain = encoded(picture(), "JPEG", quality=95)
     data = encoded(picture(), "JPEG", exif=exif, quality=95)
-    data = data[:2] + segment + data[2:]
-    upright = np.rot90(decode.decode_image(plain, "x"), -1)
+    stated = b"".join(bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2) + body for marker, body in segments)
+    return data[:2] + stated + data[2:]
+
+
+@pytest.mark.parametrize("short", [(0xE0, b"JFIF\0"), (0xE2, b"ICC_PROFILE\0"), (0xEE, b"Adobe"), (0xE2, b"MPF\0")])
+def test_short_segments_do_not_hide_pixels_or_exif(short):
+    upright = decode.decode_image(turned_jpeg(), "x", exif=True)
+    assert upright.shape == (60, 40, 3)
+    data = turned_jpeg(short)
     np.testing.assert_array_equal(decode.decode_image(data, "x", exif=True), upright)
-    np.testing.assert_array_equal(decode.EncodedImage(data, "x", exif=True).crop(0, 0, 5, 4), upright[:5, :4])
+    np.testing.assert_array_equal(decode.EncodedImage(data, "x", exif=True).crop(5, 5, 20, 20), upright[5:25, 5:25])
 
 
-def test_damaged_exif_data_is_ignored():
+def test_exif_behind_other_long_segments_is_applied():
+    data = turned_jpeg((0xE2, bytes(65_000)), (0xE2, bytes(65_000)))
+    assert data.index(b"Exif") > 2**16 and decode.exif_orientation(data) == 6
+    assert decode.EncodedImage(data, "x", exif=True).shape == (60, 40)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_exif_that_cannot_be_read_is_ignored(suffix):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    data = encoded(picture(), "JPEG", exif=exif, quality=95)
-    start = data.index(b"Exif") + 6
-    for size in range(1, 26):
-        damaged = data[:start] + b"\xff" * size + data[start + size :]
-        assert decode.decode_image(damaged, "x", exif=True).shape[2] == 3
+    data, random, stated = encoded(picture(), suffix, exif=exif, quality=95), rng(), exif.tobytes()
+    start, turned = data.index(stated.removeprefix(b"Exif\0\0")), set()
+    for _ in range(100):
+        damaged = bytearray(data)
+        damaged[start + random.integers(len(stated) - 6)] = random.integers(256)
+        turned.add(decode.exif_orientation(bytes(damaged)))
+        if suffix == "JPEG":  # the other formats have checksums
+            assert decode.decode_image(bytes(damaged), "x", exif=True).size == 7200
+    assert 1 in turned
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import chex
 import cv2
+import grain
 import jax
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from vit_jax.data.images import DecodeError
 from vit_jax.data.preprocess import parse_pipe, value_range
 from vit_jax.data.row_groups import RowGroups
 from vit_jax.data.sources import kinds
+from vit_jax.data.stream_order import StreamOrder
 from vit_jax.data.workers import choose_workers
 
 BATCH = 12
@@ -233,15 +235,25 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
         ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
 
 
-def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced():
-    class Named(Bad):
-        def __getitem__(self, index):
-            if index == 0:
-                raise DecodeError("cannot decode \udcfcber.jpg")
-            return {"image": np.full((6, 6, 3), index, np.uint8), "label": 1}
+def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced(damaged):
+    config, source = damaged
+    broken = source[3]["image"]
+    unnamed = dataclasses.replace(broken, name=os.fsdecode(b"\xfcber.jpg"))
+    examples = [{"image": unnamed, "label": 0}, source[0]]
+    examples = type("Examples", (list,), {"max_labels": None})(examples)
+    row = ExampleReader(examples, parse_pipe(config.data.preprocess, 6), "replace")(0, np.random.default_rng(0))
+    assert int(row["bad"]) == 0 and b"the image \\udcfcber.jpg: " in row["fault"].tolist()
 
-    row = ExampleReader(Named(), PIPE, "replace")(0, np.random.default_rng(0))
-    assert int(row["bad"]) == 0 and row["fault"].item() == rb"cannot decode \udcfcber.jpg"
+
+def test_a_streamed_image_alone_in_its_shard_is_replaced_from_the_next_shard(damaged):
+    config, source = damaged
+    streamed = StreamOrder([3, 2, 15], 4, 2, 1, 0)  # images 3 and 4, a shard of their own, are unreadable
+    read = ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace", streamed)
+    row, wanted = (read(index, np.random.default_rng(0)) for index in (4, 5))
+    assert int(row["bad"]) == 4
+    np.testing.assert_array_equal(row["image"], wanted["image"])
+    with pytest.raises(UserError, match=r"^3 images in a row"):
+        ExampleReader(Bad(3), PIPE, "replace")(0, np.random.default_rng(0))
 
 
 @pytest.mark.slow
@@ -260,8 +272,11 @@ def test_too_many_bad_images_end_the_run(damaged, workers):
 class Bad:
     max_labels = None
 
+    def __init__(self, count=1000):
+        self.count = count
+
     def __len__(self):
-        return 1000
+        return self.count
 
     def __getitem__(self, index):
         raise DecodeError("no")
@@ -360,16 +375,23 @@ def test_closing_leaves_no_threads_and_no_batches():
     assert threading.active_count() <= before
 
 
-class Waits:
+class Waits(grain.DatasetIterator):
     """An iterator of grain whose `next`, once another thread has closed it, waits for ever."""
 
     def __init__(self, memory):
+        super().__init__()
         self.memory, self.threads, self.reading = memory, set(), threading.Event()
+
+    def get_state(self):
+        """Which grain asks of its iterators."""
+
+    def set_state(self, state):
+        """Which grain asks of its iterators."""
 
     def __next__(self):
         self.threads.add(threading.current_thread())
-        self.reading.set()
-        RowGroups(range(9), 1, np.arange(1), self.memory)[2]  # which has no memory until batch 0 is taken
+        self.reading.set()  # and then wait: group 2 has no memory until batch 0 is taken
+        RowGroups(grain.MapDataset.range(9), 1, np.arange(1), self.memory)[2]
 
     def close(self):
         self.threads.add(threading.current_thread())
@@ -379,7 +401,7 @@ class Waits:
 def test_the_thread_that_reads_closes_what_it_reads(read):
     memory = BatchMemory({"image": np.zeros(3, np.uint8)}, 1, start=0, prefetch=1, shared=False)
     waits = Waits(memory)
-    receiver = loader.Receiver(waits, RowGroups(range(9), 1, np.arange(1), memory), 0, 1, None)
+    receiver = loader.Receiver(waits, RowGroups(grain.MapDataset.range(9), 1, np.arange(1), memory), 0, 1, None)
     if read:
         receiver.start()
         waits.reading.wait()

@@ -86,9 +86,10 @@ def test_a_streamed_mixture_reads_each_part_in_epochs_of_its_own(seed):
             assert sorted(indices) == list(range(start, start + length))
     assert [pickle.loads(pickle.dumps(stream))[at] for at in range(9)] == drawn.ravel()[:9].tolist()
     for index in range(len(part_of)):
-        third = stream.neighbour(index, 3)  # in the next shard of the part if its own has no more than three
-        assert shard_of[third] == shard_of[index] or np.sum(shard_of == shard_of[index]) <= 3
-        assert part_of[third] == part_of[index] and stream.neighbour(index, 0) == index
+        others = np.array([stream.neighbour(index, distance) for distance in range(mixture.lengths[part_of[index]])])
+        own = others[: np.sum(shard_of == shard_of[index])]
+        assert set(shard_of[own]) == {shard_of[index]} and others[0] == index
+        assert sorted(others) == np.flatnonzero(part_of == part_of[index]).tolist()
 
 
 def test_a_batch_of_a_streamed_mixture_has_the_shares():

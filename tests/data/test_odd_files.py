@@ -1,6 +1,7 @@
 """A folder with everything that people's folders hold: it trains, or tells which file is at fault."""
 
 import contextlib
+import os
 import re
 
 import numpy as np
@@ -107,6 +108,26 @@ def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
     assert len(told) == len(BAD) and all(sum(name in line for line in told) == 1 for name in BAD)
     log = (tmp_path / "run" / "train.log").read_text()
     assert f"Unreadable images, each replaced by the next readable one: {len(BAD)}." in log
+
+
+@pytest.mark.slow
+def test_it_trains_and_resumes_where_no_name_is_utf8(tiny, tmp_path):
+    root = os.fsencode(tmp_path) + b"/d\xe9j\xe0"
+    for folder in (b"/train/caf\xe9", b"/train/tea", b"/val/caf\xe9", b"/val/tea"):
+        os.makedirs(root + folder)
+        for number in range(8):
+            with open(root + folder + b"/%d\xfc.png" % number, "wb") as file:
+                Image.new("RGB", (20, 20), (30 * number, 0, 0)).save(file, "PNG")
+    with open(root + b"/train/tea/\xfcber.jpg", "wb") as file:
+        file.write(b"x")
+    tiny.model.depth, tiny.data.num_classes, tiny.data.num_examples = 1, None, None
+    tiny.data.source, tiny.data.split, tiny.evals.test.split = f"folder:{os.fsdecode(root)}", "train", "val"
+    tiny.data.preprocess, tiny.batch, tiny.batch_eval = "resize({resolution})|value_range(-1,1)", 8, 16
+    tiny.data.bad_images, tiny.data.max_bad = "replace", 0.1
+    for tiny.total_steps in (6, 8):
+        assert train.train(tiny, tmp_path / "run")["test/n"] == 16
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert "0  caf\\udce9\n1  tea\n" in log and "replaced by the next readable one: 1." in log
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ def make_source(names=(), class_names=None, class_ids=None):
         "test",
         (("test", range(len(names))),),
         read_example=lambda split, row: (np.full((200, 100, 3), row, np.uint8), 0),
-        num_classes=len(class_names or class_ids or ()),
+        num_classes=len(class_names or class_ids or [0]),
         class_names=class_names,
         class_ids=class_ids,
         read_name=lambda split, row: names[row],

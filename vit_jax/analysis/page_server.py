@@ -48,9 +48,10 @@ def make_server(port: int, make_page: Callable[[], str], seconds: Callable[[], i
             status, wait = 200, RETRY
             try:
                 with making:  # one after the other: what draws has settings of the whole process
-                    content, wait = encode_text(make_page()), seconds()
+                    page, wait = make_page(), seconds()
             except UserError as error:
-                status, content = 503, encode_text(f"<!doctype html><title>report</title><p>{escape(str(error))}</p>")
+                status, page = 503, f"<!doctype html><title>report</title><p>{escape(str(error))}</p>"
+            content = encode_text(page)
             self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
-from vit_jax import models, reason
+from vit_jax import models, printable, reason
 from vit_jax.data.images import read_image
 
 DRAW_SECONDS = 2.0  # between two drawings of a live plot
@@ -197,7 +197,7 @@ def predictions(
         left.imshow(image if isinstance(image, np.ndarray) else read_image(image).decode())
         title = Path(image).name if name is None and not isinstance(image, np.ndarray) else name
         if title is not None:
-            left.set_title(textwrap.shorten(title, 24, placeholder="…"), fontsize="small")
+            left.set_title(_shorten(title, 24), fontsize="small")
         _draw_bars(right, result["classes"], name)
     return figure
 
@@ -250,7 +250,7 @@ def confusion(matrix: Int[np.ndarray, "label prediction"], names: Sequence[str])
     image = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues", interpolation="nearest")
     axes.set(xlabel="prediction", ylabel="label")
     if len(names) <= MAX_NAMES:
-        short = [textwrap.shorten(name, MAX_LETTERS, placeholder="…") for name in names]
+        short = [_shorten(name) for name in names]
         axes.set_xticks(range(len(names)), short, rotation=90, fontsize="small")
         axes.set_yticks(range(len(names)), short, fontsize="small")
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("images of the class (%)", fontsize="small")
@@ -348,7 +348,7 @@ def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
     colours = ["#9bd39b" if name == truth else "#b8cfe8" for name in names]
     axes.barh(range(len(names)), values, color=colours)
     for row, (name, value) in enumerate(zip(names, values, strict=True)):
-        text = f"{value:.1%}  {textwrap.shorten(name, MAX_LETTERS, placeholder='…')}"
+        text = f"{value:.1%}  {_shorten(name)}"
         axes.text(0.01, row, text, va="center", fontsize="small", clip_on=True)
     axes.set(xlim=(0, 1), ylim=(max(len(names), 5) - 0.5, -0.5))
 
@@ -356,3 +356,8 @@ def _draw_bars(axes: Axes, classes: list[dict], truth: str | None) -> None:
 def _group(name: str) -> str:
     """Returns the first part of a metric's name: train, or the name of an evaluation."""
     return name.partition("/")[0]
+
+
+def _shorten(name: str, letters: int = MAX_LETTERS) -> str:
+    """Returns a name as one short line, without characters that cannot be drawn."""
+    return printable(textwrap.shorten(name, letters, placeholder="…"))

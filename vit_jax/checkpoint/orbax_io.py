@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 
 from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.retention import Retention
+from vit_jax.storage import check_utf8
 from vit_jax.tree import ArrayTree
 
 # The copies of an array share the work of saving it; for small arrays that would only cost compilations.
@@ -90,8 +91,9 @@ def read_subtree(path: Path, check_metadata: Callable[[ArrayTree], None], which:
 
     Raises:
         DamagedCheckpoint: the part cannot be read.
-        UserError: the disk fails.
+        UserError: the disk fails, or the path is not UTF-8.
     """
+    check_utf8(str(path.absolute()))
     with damage_errors(str(path.parent)), _reader() as reader:
         saved = {which: _metadata(reader, str(path.absolute()))[which]}
         check_metadata(saved[which])

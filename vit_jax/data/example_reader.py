@@ -40,7 +40,7 @@ class ExampleReader:
         on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
             without suggesting `replace`.
         order: the order in which the examples are streamed; the next readable example is then looked for in the same
-            shard. None: the examples are not streamed.
+            shard first. None: the examples are not streamed.
     """
 
     source: ExampleSource
@@ -60,7 +60,8 @@ class ExampleReader:
         if index < 0:
             return self.blank
         fault = ""
-        for skipped in range(min(MAX_SKIPPED, len(self.source))):
+        most = min(MAX_SKIPPED, len(self.source))
+        for skipped in range(most):
             try:
                 source_index = (
                     self.order.neighbour(index, skipped) if self.order else (index + skipped) % len(self.source)
@@ -74,7 +75,7 @@ class ExampleReader:
                     raise UserError(f"{error}; repair or remove it: an evaluation skips no image") from error
                 if self.on_bad == "fail":
                     raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
-        raise UserError(f"{MAX_SKIPPED} images in a row are unreadable; the data may be damaged")
+        raise UserError(f"{most} images in a row are unreadable; the data may be damaged")
 
     @property
     def blank(self) -> dict[str, np.ndarray]:

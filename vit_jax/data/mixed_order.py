@@ -104,7 +104,7 @@ class MixedStreamOrder(Endless, ShardOrder):
         return needed
 
     def neighbour(self, index: int, distance: int) -> int:
-        """Returns the example `distance` places after example `index` in its shard; the first follows the last one."""
+        """Returns the example of the same part `distance` places after example `index`; see `StreamOrder.neighbour`."""
         part = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.starts[part] + self.parts[part].neighbour(index - self.starts[part], distance)
 

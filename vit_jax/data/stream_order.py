@@ -79,13 +79,16 @@ class StreamOrder(Endless, EpochOrder):
         return int(np.searchsorted(self.starts, index, side="right")) - 1
 
     def neighbour(self, index: int, distance: int) -> int:
-        """Returns the example `distance` places after example `index` in its shard; the first follows the last one.
+        """Returns the example `distance` places after example `index`, in an order of all examples.
 
-        A distance that the shard is too short for leads to the examples of the shards that follow it in the source.
+        The order begins with the other examples of its shard, where the first follows the last one. Those of the shards
+        behind it come next, since all examples of a shard may be unreadable.
         """
         shard = self.shard_of(index)
         start, length = int(self.starts[shard]), int(self.lengths[shard])
-        return start + (index - start + distance) % length if distance < length else (start + distance) % self.count
+        if distance < length:
+            return start + (index - start + distance) % length
+        return (start + distance) % self.count
 
     def uses(self, epoch: int, reader: int) -> ShardUses:
         """Returns which shards a reader needs in an epoch, and in which batches."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax import NoAnswer, UserError, encode_text, printable
+from vit_jax import NoAnswer, UserError, encode_text
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
 
@@ -31,17 +31,19 @@ def check_workdir(workdir: str | Path) -> str:
     """Returns the path of a workdir as text, with `~` expanded and without a slash at the end.
 
     Raises:
-        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..., or not UTF-8.
+        UserError: the workdir is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/..., or see `check_utf8`.
     """
     location = str(workdir)
+    check_utf8(filesystem.absolute_path(location))
     if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
         raise UserError(f"the workdir {location} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
-    if "\\ud" in ascii(os.path.abspath(location)):  # a surrogate, as which Python reads such a byte
-        raise UserError(
-            f"the workdir {printable(location)} has a name that is not UTF-8, which checkpoints cannot be written to; "
-            "choose another --workdir."
-        )
     return location.rstrip("/") if filesystem.is_remote(location) else str(Path(location).expanduser())
+
+
+def check_utf8(path: str) -> None:
+    """Raises UserError if a path is not UTF-8, which the library that writes and reads checkpoints needs."""
+    if encode_text(path) != os.fsencode(path):
+        raise UserError(f"{path} is not UTF-8, as the path of checkpoints must be; choose another folder")
 
 
 def check_init_from(source: str | None, location: str) -> None:

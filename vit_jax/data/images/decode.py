@@ -23,7 +23,6 @@ from vit_jax.storage import filesystem
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 UNKNOWN_FORMAT = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file that can be read"
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
 MAX_PIXELS = 100_000_000  # a small file can decode to gigabytes
 HEADER_BYTES = 1 << 14  # of a file that are read first: they usually contain its header
 
@@ -94,7 +93,8 @@ class EncodedImage:
         frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
-        return None if self.exif and exif_orientation(self.data) != 1 else frame
+        turned = self.exif and exif_orientation(self.data) != 1
+        return None if turned else frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
         image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
-        return apply_orientation(image, exif_orientation(data)) if exif else image
+        return apply_orientation(image, data) if exif else image
 
 
 class PillowWarnings:
@@ -273,10 +273,9 @@ def decode_with_pillow(data: bytes) -> RGB:
         return np.array(image.convert("RGB"))
 
 
-def apply_orientation(image: RGB, stated: int) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Turns an image upright, given its EXIF orientation."""
-    if stated == 1:
-        return image
+def apply_orientation(image: RGB, data: bytes) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Turns an image upright by the EXIF orientation that `data` states."""
+    stated = exif_orientation(data)
     if stated in (5, 6, 7, 8):
         image = image.transpose(1, 0, 2)
     if stated in (2, 3, 6, 7):
@@ -287,21 +286,20 @@ def apply_orientation(image: RGB, stated: int) -> UInt8[np.ndarray, "rows column
 
 
 def exif_orientation(data: bytes) -> int:
-    """Returns the EXIF orientation of an image (EXIF 2.3, tag 274: 1 to 8) that is still to be applied.
+    """Returns the EXIF orientation of an image that is still to be applied (EXIF 2.3, tag 274: 1 to 8).
 
-    It is 1 if the image states none or an unknown one, if its EXIF data is damaged, and for a TIFF file, since Pillow
-    applies its orientation. The EXIF data of a JPEG is found by its header's segments, however long these are: Pillow
-    refuses some files that libjpeg decodes.
+    It is 1 for a TIFF file, since Pillow applies its orientation, and for an image that states none, an unknown one, or
+    one that cannot be read.
     """
-    exif = Image.Exif()
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return 1
+    stating = jpeg.exif_only(data) if is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
+    if not stating:
+        return 1
     try:
-        if is_jpeg(data):
-            exif.load(jpeg.exif_content(data))
-        elif data[:4] not in TIFF and (b"eXIf" in data or b"EXIF" in data):
-            with Image.open(io.BytesIO(data), formats=FORMATS) as header:
-                exif = header.getexif()
-        stated = exif.get(ExifTags.Base.Orientation, 1)
-    except Exception:  # as many kinds as Pillow's parser of TIFF raises
+        with Image.open(io.BytesIO(stating), formats=FORMATS) as header:
+            stated = header.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # the pixels can be read all the same; damaged EXIF data raise errors of many kinds
         return 1
     return stated if stated in range(1, 9) else 1
 

@@ -43,7 +43,7 @@ class EncodeOptions:
         if isinstance(image, np.ndarray):
             pixels, unchanged, lossless = image, False, True
         else:
-            unchanged = not needs_rotation(image)
+            unchanged = not image.exif or exif_orientation(image.data) == 1
             if unchanged and not self.decode and not self.shorter_side:
                 return image.data
             pixels, lossless = image.decode(), not is_jpeg(image.data)
@@ -77,11 +77,6 @@ def shrink(pixels: RGB, shorter_side: int) -> Crop:
     """Resizes an image by area interpolation so that its shorter side has `shorter_side` pixels."""
     size = shrunk_size(pixels.shape[0], pixels.shape[1], shorter_side)
     return resize_pixels(pixels, *size, "area", antialias=False)
-
-
-def needs_rotation(image: EncodedImage) -> bool:
-    """Returns whether an EXIF orientation is to be applied that turns or mirrors the image."""
-    return image.exif and exif_orientation(image.data) != 1
 
 
 def encode_image(pixels: RGB, quality: int | None = None) -> bytes:

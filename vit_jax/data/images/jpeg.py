@@ -17,8 +17,7 @@ from jaxtyping import UInt8
 from vit_jax.data.images import turbojpeg
 
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
-EXIF, EXIF_ID = 0xE1, b"Exif\0\0"
-BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD
+BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL, EXIF = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD, 0xE1
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without tables and extensions
 WITHOUT_LENGTH = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # the last two are not markers
 
@@ -67,10 +66,17 @@ def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
     return None
 
 
-def exif_content(data: bytes) -> bytes:
-    """Returns the EXIF data in the header of a JPEG, the contents of its segments joined; empty if there is none."""
-    contents = [data[begin + 2 : end] for marker, begin, end in header_segments(data) or () if marker == EXIF]
-    return b"".join(content.removeprefix(EXIF_ID) for content in contents if content.startswith(EXIF_ID))
+def exif_only(data: bytes) -> bytes:
+    """Returns the header of a JPEG without all segments but those of the frame, the scan, EXIF data and XMP data.
+
+    Other segments may have faults that libjpeg ignores, but for which readers of EXIF data refuse the file. The result
+    is empty if there is no EXIF data, or if the segments are not contiguous.
+    """
+    listed = header_segments(data) or []
+    if not any(marker == EXIF and data.find(b"Exif", begin, end) >= 0 for marker, begin, end in listed):
+        return b""
+    kept = [data[begin - 2 : end] for marker, begin, end in listed if marker in FRAMES | {EXIF, SCAN}]
+    return data[:2] + b"".join(kept)
 
 
 def read_frame(data: bytes) -> Frame | None:

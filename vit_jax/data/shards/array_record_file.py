@@ -1,5 +1,7 @@
 """ArrayRecord files: reading of single records, and writing."""
 
+import os
+
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
 from vit_jax import UserError
@@ -21,7 +23,7 @@ class ArrayRecordFile:
         Raises:
             UserError: the file is truncated or not an ArrayRecord file.
         """
-        self._reader = ArrayRecordReader(local, READER_OPTIONS)
+        self._reader = ArrayRecordReader(os.fsencode(local), READER_OPTIONS)
         if not self._reader.ok():
             try:
                 self._reader.close()
@@ -47,4 +49,4 @@ class ArrayRecordFile:
 def open_writer(path: str) -> ArrayRecordWriter:
     """Returns a writer of records of a local file; raises OSError if the file cannot be written."""
     with open(path, "wb"):  # the writer does not report that it cannot write
-        return ArrayRecordWriter(path, WRITER_OPTIONS)
+        return ArrayRecordWriter(os.fsencode(path), WRITER_OPTIONS)
