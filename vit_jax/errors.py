@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import re
-import resource
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -125,6 +124,8 @@ def out_of_files(error: BaseException) -> str | None:
     words = os.strerror(errno.EMFILE)
     if not re.search(rf"{words}(?! in system)", str(error)):
         return None
+    import resource  # which Windows does not have
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"this process has as many files open as it may, {limit:,}; raise this limit with ulimit -n"
 

@@ -85,7 +85,7 @@ def test_a_run_reads_more_shards_than_may_be_open(where, count, limit, tmp_path)
                 info.size = len(content)
                 tar.addfile(info, io.BytesIO(content))
     command = [sys.executable, "-c", RUN, where or str(tmp_path / "set"), str(tmp_path / "run"), str(limit)]
-    variables = os.environ | {"VIT_JAX_CACHE": str(tmp_path / "cache")}
+    variables = os.environ | {"VIT_JAX_CACHE": str(tmp_path / "cache"), "VIT_JAX_CACHE_GB": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert (tmp_path / "run" / "model.npz").exists()

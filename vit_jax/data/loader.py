@@ -115,14 +115,15 @@ class Receiver:
     def stop(self) -> None:
         """Ends the reading; waits up to `CLOSE_WAIT` seconds until the iterator and its processes are closed."""
         self._stopped = True
-        with contextlib.suppress(queue.Empty):
-            self.received.get_nowait()  # the thread may be about to put one more
+        if self._thread is not threading.current_thread():  # where the garbage collector may call this
+            with contextlib.suppress(queue.Empty):
+                self.received.get_nowait()  # the thread may be about to put one more
         self._row_groups.memory.close()  # ends the reading, and so the thread
         if self._fetcher:
             self._fetcher.close()
         if self._thread is None:
             self._iterator.close()  # grain's iterators print errors if they outlive their module
-        elif self._thread is not threading.current_thread():  # where the garbage collector may call this
+        elif self._thread is not threading.current_thread():
             self._thread.join(CLOSE_WAIT)
 
     def _run(self) -> None:
@@ -141,6 +142,8 @@ class Receiver:
             self.received.put(error)
         finally:
             self._iterator.close()  # by the thread that reads: closed by another, grain's `next` may wait for ever
+            with contextlib.suppress(queue.Full):
+                self.received.put_nowait(StopIteration())  # for a thread that waits for a batch
 
 
 class LocalBatches(Iterator[dict[str, np.ndarray]]):

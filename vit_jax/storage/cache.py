@@ -249,7 +249,9 @@ def _make_copy(copy: Path, lock: IO[str], size: int, fill: Callable[[Path], None
         with _locked(copy.parent):
             actual = _measure(unfinished)
             _record_size(lock, actual)
-            _write_total(copy.parent, (_read_total(copy.parent) or 0) + actual - size)
+            total = _read_total(copy.parent)
+            if total is not None:  # else the next copy counts anew
+                _write_total(copy.parent, total + actual - size)
             unfinished.rename(copy)
             return _use(copy)
     except BaseException:

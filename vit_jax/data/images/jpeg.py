@@ -70,9 +70,11 @@ def exif_only(data: bytes) -> bytes:
     """Returns the header of a JPEG without all segments but those of the frame, the scan, EXIF data and XMP data.
 
     Other segments may have faults that libjpeg ignores, but for which readers of EXIF data refuse the file. The result
-    is empty if there is no EXIF data, or if the segments are not contiguous.
+    is empty if there is no EXIF data, and the whole file if there is some but the segments are not contiguous.
     """
-    listed = header_segments(data) or []
+    listed = header_segments(data)
+    if listed is None:
+        return data if data.find(b"Exif", 0, 1 << 16) >= 0 else b""
     if not any(marker == EXIF and data.find(b"Exif", begin, end) >= 0 for marker, begin, end in listed):
         return b""
     kept = [data[begin - 2 : end] for marker, begin, end in listed if marker in FRAMES | {EXIF, SCAN}]

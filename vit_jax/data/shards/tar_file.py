@@ -107,20 +107,24 @@ def tar_index(path: str, local: str, size: int, modified: int) -> TarIndex:
     """
     try:
         with user_errors(f"cannot read {path}"), tarfile.open(local, "r:") as tar:
-            files = [(MEMBER.fullmatch(member.name), member) for member in tar if member.isreg()]
+            listed = [(MEMBER.fullmatch(member.name), member) for member in tar]
             check_end(tar, size)
     except tarfile.TarError as error:
         raise UserError(
             f"cannot read {path}: it is truncated, compressed or no tar file ({error}); {ADVICE}"
         ) from error
+    if linked := [info.name for match, info in listed if match and (info.islnk() or info.issym())]:
+        raise UserError(f"cannot read {path}: {printable(linked[0])} is a link to another member; {ADVICE}")
+    files = [(match, info) for match, info in listed if info.isreg()]
     if sparse := [info.name for _, info in files if info.issparse()]:
         raise UserError(f"cannot read {path}: {printable(sparse[0])} is stored as a sparse file; {ADVICE}")
     members = [(match["key"], match["extension"].lower(), info) for match, info in files if match]
     firsts = [at for at, (key, _, _) in enumerate(members) if at == 0 or key != members[at - 1][0]]
     for first, last in itertools.pairwise([*firsts, len(members)]):
         kinds_of_sample = [kind for _, kind, _ in members[first:last]]
-        if twice := [kind for kind in kinds_of_sample if kinds_of_sample.count(kind) > 1]:
-            twins = f"two members {printable(members[first][0])}.{printable(twice[0])} follow each other"
+        if len({*kinds_of_sample}) < len(kinds_of_sample):
+            twice = next(kind for kind in kinds_of_sample if kinds_of_sample.count(kind) > 1)
+            twins = f"two members {printable(members[first][0])}.{printable(twice)} follow each other"
             raise UserError(f"cannot read {path}: {twins}, so samples cannot be told apart; {ADVICE}")
     keys = [members[first][0].encode("utf-8", "surrogateescape") for first in firsts]
     starts = np.array([info.offset_data for _, _, info in members], np.int64)
@@ -156,4 +160,6 @@ def check_end(tar: tarfile.TarFile, size: int) -> None:
         place = tar.offset + len(end) - len(end.lstrip(b"\0"))
         raise tarfile.TarError(f"the archive ends at byte {tar.offset}, but there is more at byte {place}")
     if len(end) == END + tarfile.RECORDSIZE:
-        raise tarfile.TarError(f"the archive ends at byte {tar.offset}, but zeros follow up to byte {size}")
+        raise tarfile.TarError(
+            f"the archive ends at byte {tar.offset}, but zeros follow up to byte {size}, longer than a record"
+        )

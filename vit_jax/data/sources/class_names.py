@@ -26,11 +26,17 @@ def compose(name: str) -> str:
 
 
 def kinds_of_names(source: Source) -> list[Names]:
-    """Returns the names of the classes of a source and, if these are words with ids, the ids; [] without names."""
+    """Returns the names of the classes of a source and, if these are words with ids, the ids; [] without names.
+
+    Numbers, and ids that several classes share, tell classes of different sources apart no better than labels do: they
+    are no ids.
+    """
     names = source.class_names or ()
     matches = [ID_IN_BRACKETS.fullmatch(name) for name in names]
     ids = source.class_ids or tuple(match[1] if match else name for match, name in zip(matches, names, strict=True))
-    return [names, ids] if names and ids != names else [names] if names else []
+    if not names or ids == names or len({*ids}) < len(ids) or any(map(str.isdigit, ids)):
+        return [names] if names else []
+    return [names, ids]
 
 
 def choose_names(kinds: Sequence[Sequence[Names]]) -> list[Names | None]:

@@ -206,7 +206,8 @@ def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
     if tree.images_in(folder):
         label_file = choose_label_file(tree, folder)
         classes = classes_by_label_file(tree, folder, label_file, collections.Counter())
-        label_files.check_classes(classes, tree.full_path(label_file))
+        if not label_files.names_its_columns(tree.read_text(label_file)):
+            label_files.check_classes(classes, tree.full_path(label_file))
         names = sorted(set(classes.values()))
     else:
         names = tree.subfolders(folder)

@@ -118,6 +118,15 @@ def match_images(
     return classes
 
 
+def names_its_columns(text: str) -> bool:
+    """Returns whether the first line of a label file has a known name for the column of images and for that of classes.
+
+    Its classes are then believed, though each may have one image.
+    """
+    words = [re.sub(r"[\W_]+", "", cell.lower()) for cell in re.split("[,\t]", (text.splitlines() or [""])[0])]
+    return not {*words}.isdisjoint(IMAGE_COLUMNS) and not {*words}.isdisjoint(CLASS_COLUMNS)
+
+
 def check_classes(classes: Mapping[str, str], name: str) -> None:
     """Raises UserError if nearly every image has a class of its own.
 

@@ -132,7 +132,9 @@ def check_labels(
                 f"{shards.MANIFEST_NAME} or --config.data.max_labels"
             )
         return labels[0]
-    labels = list(dict.fromkeys(label for label in labels if label >= 0))
+    if -1 in labels:
+        raise UserError(f"{name} has the label -1; several labels an image are a list, which is empty for no class")
+    labels = list(dict.fromkeys(labels))
     if len(labels) > max_labels:
         raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
     return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)
