@@ -12,6 +12,7 @@ from tests.data.test_parquet import write_table
 from tests.data.test_sources import open_source, write_image
 from vit_jax import UserError, data, pack
 from vit_jax.config.resume import check_data
+from vit_jax.data import sources
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 
@@ -33,6 +34,19 @@ def test_a_folder_with_words_joins_one_without(tmp_path):
     pack.main(["pack", words, f"{tmp_path}/packed"])
     fourth = open_source(f"mix:1*array_record:{tmp_path}/packed+1*{plain}", "train")
     assert fourth.num_classes == 2 and fourth.class_ids == ("cat", "dog")
+
+
+def test_numbers_are_no_ids_of_classes(tmp_path):
+    """Folders `0` and `1` whose words stand in other orders: by these numbers, dogs would be cats."""
+    folders = [tmp_path / name for name in "ab"]
+    for folder, words in zip(folders, (("cat", "dog"), ("dog", "cat")), strict=True):
+        for number in (0, 1):
+            write_image(folder / "train" / str(number) / "x.png")
+        (folder / "words.txt").write_text(f"0\t{words[0]}\n1\t{words[1]}\n")
+    one, other = (open_source(f"folder:{folder}", "train") for folder in folders)
+    assert not sources.have_same_classes(one, other)
+    mixed = open_source(f"mix:1*folder:{folders[0]}+1*folder:{folders[1]}", "train")
+    assert mixed.num_classes == 4 and sorted(labels(mixed)) == [0, 1, 2, 3]
 
 
 def test_a_mixture_of_an_older_version_is_resumed_or_named(tmp_path, tiny):

@@ -326,6 +326,14 @@ def test_columns_of_a_label_file_are_found_by_their_names(tmp_path, header):
     assert source.class_names == ("cat", "dog") and labels_of(source) == [(0, 0)] * 4 + [(1, 1)] * 4
 
 
+def test_a_class_for_each_image_is_believed_where_the_columns_are_named(tmp_path):
+    for row in range(4):
+        write_image(tmp_path / "train" / f"{row}.png")
+    lines = ["file_name,label", *(f"{row}.png,class{row}" for row in range(4))]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    assert open_source(f"folder:{tmp_path}", "train").num_classes == 4
+
+
 def test_columns_are_not_guessed(tmp_path):
     for row in range(4):
         write_image(tmp_path / "train" / f"ISIC_{row}.png")

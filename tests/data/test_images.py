@@ -100,6 +100,13 @@ def test_short_segments_do_not_hide_pixels_or_exif(short):
     np.testing.assert_array_equal(decode.EncodedImage(data, "x", exif=True).crop(5, 5, 20, 20), upright[5:25, 5:25])
 
 
+def test_exif_is_applied_though_stray_bytes_stand_between_segments():
+    data = turned_jpeg()
+    tables = data.index(b"\xff\xdb")
+    stray = data[:tables] + b"\0\0" + data[tables:]
+    np.testing.assert_array_equal(decode.decode_image(stray, "x", exif=True), decode.decode_image(data, "x", exif=True))
+
+
 def test_exif_behind_other_long_segments_is_applied():
     data = turned_jpeg((0xE2, bytes(65_000)), (0xE2, bytes(65_000)))
     assert data.index(b"Exif") > 2**16 and decode.exif_orientation(data) == 6

@@ -410,6 +410,16 @@ def test_the_thread_that_reads_closes_what_it_reads(read):
     assert not any(thread.is_alive() for thread in waits.threads - {threading.current_thread()})
 
 
+def test_a_thread_that_waits_for_a_batch_is_woken_when_the_reading_ends():
+    memory = BatchMemory({"image": np.zeros(3, np.uint8)}, 1, start=0, prefetch=1, shared=False)
+    waits = Waits(memory)
+    receiver = loader.Receiver(waits, RowGroups(grain.MapDataset.range(9), 1, np.arange(1), memory), 0, 1, None)
+    receiver.start()
+    waits.reading.wait()
+    receiver.stop()
+    assert isinstance(receiver.received.get(timeout=10), StopIteration)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_loaders_that_are_left_early_leave_nothing(how):

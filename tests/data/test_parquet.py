@@ -101,6 +101,9 @@ def test_labels_of_multi_label_data(tmp_path):
     assert labels[:3].tolist() == [[-1, -1], [1, 0], [2, 0]]
     with pytest.raises(UserError, match=r"record 1 of .* has 2 labels, but one is expected"):
         opened(several)[1]
+    without = write_table(tmp_path / "b.parquet", {"kinds": feature}, kinds=[[-1]] * 9)
+    with pytest.raises(UserError, match=r"record 0 of .* has the label -1; several labels an image are a list"):
+        opened(without, max_labels=2, num_classes=None)[0]
 
 
 @pytest.mark.parametrize(

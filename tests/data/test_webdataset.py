@@ -303,6 +303,13 @@ def test_members_that_stand_for_others_are_refused(tmp_path):
     source = write_tar(path, sample(0, cls=b"0"), sample(0, cls=b"1"))
     with pytest.raises(UserError, match=r"two members \S+\.\w+ follow each other, so samples cannot be told apart"):
         opened(source)
+    write_tar(path, sample(0, cls=b"0"))
+    with tarfile.open(path, "a") as tar:
+        link = tarfile.TarInfo("001.png")
+        link.type, link.linkname = tarfile.LNKTYPE, "000.png"
+        tar.addfile(link)
+    with pytest.raises(UserError, match=r"001.png is a link to another member; copy or pack it again"):
+        opened(source)
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("GNUSparseFile.0/x.png")
         info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x.png"}
