@@ -169,6 +169,7 @@ def test_shapes(pipe, shape):
         ("resize(3)|value_range(1,0)", "low must be less than high"),
         ("resize(3)|value_range('a',0)", "low must be a number"),
         ("resize(size=8,size=9)|value_range(0,1)", "size is given twice"),
+        (f"resize({'-' * 5000}8)|value_range(0,1)", "cannot read 'resize"),
         ("resize(3)|value_range(-1e999,1)", "low must be from -1,000,000 to 1,000,000, not -inf"),
         ("resize(3)|value_range(-1,1e39)", "high must be from -1,000,000 to 1,000,000, not 1e"),
         (f"resize(3)|value_range(0,1{'0' * 400})", "high must be from -1,000,000 to 1,000,000, not 1000"),

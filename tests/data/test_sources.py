@@ -20,7 +20,7 @@ from configs.base import get_config
 from tests.conftest import ROOT, write_tfds
 from vit_jax import MissingData, UserError, data
 from vit_jax.data.images import decode
-from vit_jax.data.sources import kinds, splits
+from vit_jax.data.sources import kinds, splits, tfds
 
 DIGITS_TEST = "6349bd62e363bdff"  # of the test images: every published number depends on this split
 TFDS = ROOT.parent / "shared" / "data" / "tfds"
@@ -87,6 +87,7 @@ def test_slices_are_those_of_tfds(count):
         ("train[:101%]", "percentages must be from -100% to 100%"),
         ("train[-100.1%:]", "percentages must be from -100% to 100%"),
         ("train[:1_]", "its ends must be whole numbers"),
+        (f"train[:{'9' * 5000}]", "its ends must be whole numbers"),
         ("train[1__0:]", "its ends must be whole numbers"),
         ("train[:1_%]", "its ends must be whole numbers"),
         ("train[:2shard]", "cannot read the split"),
@@ -246,6 +247,12 @@ def test_a_damaged_description_of_tfds_is_a_sentence(tfds_folder, text):
     (tfds_folder / "tiny" / "1.2.3" / "features.json").write_text(text)
     with pytest.raises(UserError, match=r"cannot read .*features.json: \w+Error: "):
         open_source("tfds:tiny", "train", data_dir=str(tfds_folder))
+
+
+def test_a_description_too_deep_to_be_checked_is_not_passed(tmp_path):
+    (tmp_path / "features.json").write_text(json.dumps({"json": '{"a":' + "[" * 10_000}))
+    with pytest.raises(RecursionError):  # a sentence in `find_prepared`
+        tfds.check_feature_classes(str(tmp_path))
 
 
 def test_tfds_that_is_absent(tmp_path):

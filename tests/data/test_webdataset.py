@@ -54,6 +54,8 @@ def test_braces_stand_for_names():
             UserError, match=r"labels?=\w* is no option of the data source x; write ,label=NAME after the pattern$"
         ):
             file_pattern.read_options(wrong, ("label",))
+    with pytest.raises(UserError, match=r"the option label of the data source x is given twice; give it once"):
+        file_pattern.read_options("x,label=kind,label=seg", ("label",))
 
 
 def test_files_state_their_splits():

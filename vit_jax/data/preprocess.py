@@ -225,7 +225,7 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
         name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
         if not isinstance(name, ast.Name):
             raise SyntaxError
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested thousands of times
         raise UserError(f"cannot read {part!r} in the preprocessing {pipe!r}; write op(arguments)|op|...") from None
     function = inspect.signature(OPS[choose("preprocessing op", name.id, OPS)])
     signature = inspect.Signature(list(function.parameters.values())[2:])

@@ -41,11 +41,13 @@ def read_options(pattern: str, known: tuple[str, ...]) -> tuple[str, dict[str, s
     {"label": "kind"}.
 
     Raises:
-        UserError: an option is not among the `known` ones, or has no value.
+        UserError: an option is not among the `known` ones, is given twice, or has no value.
     """
     options: dict[str, str] = {}
     while match := OPTION.search(pattern):
         pattern = pattern[: match.start()]
+        if match[1] in options:
+            raise UserError(f"the option {match[1]} of the data source {pattern} is given twice; give it once")
         options[match[1]] = match[2]
     for name, value in options.items():
         if name not in known or not value:

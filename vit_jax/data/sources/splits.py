@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from vit_jax import UserError, choose
 
 PART = re.compile(r"(?P<name>[\w-]+)(\[(?P<start>-?[\d_.]+%?)?:(?P<stop>-?[\d_.]+%?)?\])?")
-BOUND = re.compile(r"-?\d+(_\d+)*((\.\d*)?%)?")
+BOUND = re.compile(r"(?=.{1,30}$)-?\d+(_\d+)*((\.\d*)?%)?")  # Python refuses to convert thousands of digits
 Part = tuple[str, str | None, str | None]  # name of a whole split, first boundary, second boundary
 # Word in the name of a file or folder -> the split that it stands for.
 SPLIT_WORDS = {

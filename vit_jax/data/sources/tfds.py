@@ -243,7 +243,7 @@ def check_feature_classes(folder: str) -> None:
 def named_classes(node: Any) -> Iterator[Any]:
     """Yields the names of classes in the description of features, also in JSON within its strings, which TFDS reads."""
     if isinstance(node, str) and node.lstrip()[:1] == "{":
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             node = json.loads(node)
     for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from named_classes(value)
