@@ -3,8 +3,8 @@
 An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of whole
 numbers. The columns are found by the description that the library `datasets` leaves in the files: the only column of
 type Image, and the only one of type ClassLabel, whose class names are used; all files must state the same names in the
-same order. Otherwise they are the columns `image` and
-`label`. `,image=COLUMN` and `,label=COLUMN` after the pattern name other columns. The EXIF orientation is not applied.
+same order. Otherwise they are the columns `image` and `label`. `,image=COLUMN` and `,label=COLUMN` after the pattern
+name other columns. The EXIF orientation is not applied.
 """
 
 import itertools

@@ -1,8 +1,8 @@
 """The one form that all sources of examples have.
 
 A source is indexed like a list and gives `{"image": ..., "label": ...}`. The image is RGB uint8 [height, width, 3], or
-an `EncodedImage`. The label is an int or, in multi-label data, an array. A label of -1
-says that an image has none, as in the test splits of TFDS. Sources can be pickled, so worker processes can read them.
+an `EncodedImage`. The label is an int or, in multi-label data, an array. A label of -1 says that an image has none, as
+in the test splits of TFDS. Sources can be pickled, so worker processes can read them.
 """
 
 import bisect

@@ -235,12 +235,12 @@ def check_feature_classes(folder: str) -> None:
         for name in named_classes(storage.read_json(path)):
             if name not in FEATURE_CLASSES:
                 raise UserError(
-                    f"{path} names the class {printable(str(name))}, which is no feature of TFDS, and whose code would "
+                    f"{path} names the class {printable(name)}, which is no feature of TFDS, and whose code would "
                     "be run; prepare the data with features of TFDS"
                 )
 
 
-def named_classes(node: Any) -> Iterator[Any]:
+def named_classes(node: object) -> Iterator[object]:
     """Yields the names of classes in the description of features, also in JSON within its strings, which TFDS reads."""
     if isinstance(node, str) and node.lstrip()[:1] == "{":
         with contextlib.suppress(ValueError):
