@@ -273,7 +273,7 @@ def test_examples_are_those_of_tensorflow():
         theirs.features.feature["weight"].float_list.value.append(0.5)
         assert tf_example.parse_example(theirs.SerializeToString()) == (b"\xff\xd8image", labels)
     theirs.features.feature["label"].bytes_list.value.append(b"cat")
-    with pytest.raises(ValueError, match="its feature label a list of int64"):
+    with pytest.raises(ValueError, match="its feature label must be a list of int64"):
         tf_example.parse_example(theirs.SerializeToString())
     del theirs.features.feature["label"]
     with pytest.raises(ValueError, match="needs the features image and label, but has image, weight"):

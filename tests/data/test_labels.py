@@ -1,10 +1,13 @@
 """Labels in all sources: -1 says that an image has none, and any other label is a class."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
+from array_record.python.array_record_module import ArrayRecordWriter
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.conftest import write_tfds
@@ -13,6 +16,7 @@ from tests.data.test_parquet import write_table
 from tests.data.test_sources import open_source, write_npz
 from tests.data.test_webdataset import sample, write_tar
 from vit_jax import UserError, data, pack
+from vit_jax.data.shards import tf_example
 
 KINDS = ("tfds", "npz", "parquet", "webdataset", "array_record")
 PIPE = "resize(4)|value_range(-1,1)"
@@ -66,6 +70,34 @@ def test_an_image_without_a_label_is_read_and_not_trained_on(tmp_path, tiny, kin
         pack.main(command)
     pack.main([*command, "--splits=train"])
     assert "6 images (train 6)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("kind", ["tfds", "npz", "array_record"])  # the other kinds have tests of their own
+def test_images_to_predict_need_no_labels(tmp_path, kind, stated):
+    """Records and arrays without labels, and with labels that training refuses."""
+    name, fields = two_splits(tmp_path, kind, 7)
+    if kind == "tfds":
+        number = {"label": tfds.features.Tensor(shape=(), dtype=np.int64)} if stated else {}
+        features = tfds.features.FeaturesDict({"image": tfds.features.Image(encoding_format="png")} | number)
+        (tmp_path / "some" / "1.0.0" / "features.json").write_text(json.dumps(features.to_json()))
+    if kind == "npz":
+        arrays = dict(np.load(tmp_path / "a.npz"))
+        arrays["test_labels"] = np.ones((2, 3))
+        np.savez(tmp_path / "a.npz", **{key: value for key, value in arrays.items() if stated or "labels" not in key})
+    if kind == "array_record" and not stated:
+        record = tf_example.Example()
+        record.features.feature.add(key="image").value.bytes_list.value.append(b"\xff\xd8")
+        (shard,) = (tmp_path / "set").glob("test*")
+        writer = ArrayRecordWriter(str(shard), "group_size:1")
+        writer.write(record.SerializeToString())
+        writer.write(record.SerializeToString())
+        writer.close()
+    images = data.list_source_images(name, "test", fields.get("data_dir"))
+    assert len(images) == 2 and [image.source.label(image.index) for image in images] == [-1, -1]
+    assert all(image.read() is not None for image in images)
+    with pytest.raises(UserError, match=r"label"):
+        open_source(name, "test", **fields)[0]
 
 
 @pytest.mark.parametrize("label", [3, -2])

@@ -5,6 +5,7 @@ from .files import STREAMED_BYTES as STREAMED_BYTES
 from .files import ShardSet as ShardSet
 from .files import check_count_room as check_count_room
 from .files import find_shards as find_shards
+from .files import read_image as read_image
 from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
 from .manifest import MANIFEST_NAME as MANIFEST_NAME

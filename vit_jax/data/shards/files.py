@@ -170,6 +170,11 @@ def read_record(reader: ShardReader, row: int) -> tuple[bytes, list[int]]:
     return tf_example.parse_example(reader.read(row))
 
 
+def read_image(reader: ShardReader, row: int) -> bytes:
+    """Returns the image of a record, which needs no label; raises ValueError as `read_record`."""
+    return tf_example.parse_image(reader.read(row))
+
+
 def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> Shard:
     """Writes a local shard of (encoded image, labels), whole or not at all, and returns it.
 

@@ -60,13 +60,31 @@ def parse_example(record: bytes) -> tuple[bytes, list[int]]:
     Raises:
         ValueError: the record is not an example, or lacks one of the features.
     """
+    image, labels = parse_features(record, "image", "label")
+    if labels.HasField("bytes_list") or labels.HasField("float_list"):
+        raise ValueError("its feature label must be a list of int64")
+    return one_string(image), list(labels.int64_list.value)
+
+
+def parse_image(record: bytes) -> bytes:
+    """Returns the feature `image` of an example, which may lack the feature `label`; raises as `parse_example`."""
+    return one_string(*parse_features(record, "image"))
+
+
+def parse_features(record: bytes, *names: str) -> list[Any]:
+    """Returns some features of an example; raises ValueError if the record is not an example, or lacks one of them."""
     try:
         features = {entry.key: entry.value for entry in Example.FromString(record).features.feature}
     except ProtobufError:
         raise ValueError("it is not a tf.train.Example") from None
-    if not {"image", "label"} <= set(features):
-        raise ValueError(f"it needs the features image and label, but has {', '.join(sorted(features)) or 'none'}")
-    encoded, labels = features["image"].bytes_list.value, features["label"]
-    if len(encoded) != 1 or labels.HasField("bytes_list") or labels.HasField("float_list"):
-        raise ValueError("its feature image must be one byte string, and its feature label a list of int64")
-    return encoded[0], list(labels.int64_list.value)
+    if not set(names) <= set(features):
+        found = ", ".join(sorted(features)) or "none"
+        raise ValueError(f"it needs the features {' and '.join(names)}, but has {found}")
+    return [features[name] for name in names]
+
+
+def one_string(image: Any) -> bytes:
+    """Returns the value of the feature `image`; raises ValueError if it is not one byte string."""
+    if len(image.bytes_list.value) != 1:
+        raise ValueError("its feature image must be one byte string")
+    return image.bytes_list.value[0]

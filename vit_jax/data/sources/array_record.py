@@ -36,9 +36,9 @@ from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 
 
-def read_packed(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes, list[int]]:
-    """Returns the image and the labels of a record; raises ValueError if it is damaged."""
-    return shards.read_record(reader, row)
+def read_packed(reader: shards.ShardReader, row: int, name: str, reads_labels: bool) -> tuple[bytes, list[int] | None]:
+    """Returns the image and the labels, or None, of a record; raises ValueError if it is damaged."""
+    return shards.read_record(reader, row) if reads_labels else (shards.read_image(reader, row), None)
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -70,10 +70,11 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     counts = {one: [shard.records for shard in listed] for one, listed in splits.shards.items()}
     identity = [packed_identity(shard_set), None if shard_set.manifest else counts, manifest.max_labels]
     parts = tuple(select_examples(split, splits.counts))
+    read_record = partial(read_packed, reads_labels=source_config.reads_labels)
     return Source(
         name=f"array_record:{manifest.name}",
         parts=parts,
-        read_example=partial(read_labelled, splits, read_packed, manifest.num_classes, manifest.max_labels),
+        read_example=partial(read_labelled, splits, read_record, manifest.num_classes, manifest.max_labels),
         num_classes=manifest.num_classes,
         class_names=manifest.class_names or None,
         digest=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),

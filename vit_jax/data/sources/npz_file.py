@@ -21,36 +21,40 @@ class NpzFile:
 
     Attributes:
         images: split, under the name that the caller gave -> its images, RGB uint8 [n, height, width, 3].
-        labels: split, under its name in the file -> its labels [n]; of all splits of the file.
+        labels: split, under its name in the file -> its labels [n]; of all splits of the file; empty if not read.
         class_names: the names of the classes in the order of the labels, or None if the file has none.
         num_classes: the number of class names; without names, the largest label of any split + 1.
         digest: a hash of the names and contents of the splits that were read.
     """
 
-    def __init__(self, path: str, splits: list[str]):
-        """Reads the splits.
+    def __init__(self, path: str, splits: list[str], reads_labels: bool = True):
+        """Reads the splits, which need no labels where `reads_labels` is False.
 
         Raises:
             UserError: the file cannot be read, lacks a split, or has arrays of another form.
         """
         with user_errors(f"cannot read {path}", *NPZ_ERRORS), open_arrays(path) as arrays:
-            self.labels = {split: read_labels(arrays, split, path) for split in find_splits(arrays, path)}
+            existing = find_splits(arrays, path)
+            self.labels = {split: read_labels(arrays, split, path) for split in existing if reads_labels}
             self.class_names = read_class_names(arrays, path)
             largest = max((int(labels.max()) for labels in self.labels.values() if len(labels)), default=-1)
             self.num_classes = len(self.class_names) if self.class_names else largest + 1
             if largest >= self.num_classes:
                 few = f"{path} has the label {largest}, but only {self.num_classes} names in {CLASSES}"
                 raise UserError(f"{few}, which are those of the labels 0 to {self.num_classes - 1}.")
-            names = {split: resolve_name(split, self.labels, f"split of {path}") for split in splits}
-            self.images = {
-                split: read_images(arrays, name, len(self.labels[name]), path) for split, name in names.items()
-            }
+            names = {split: resolve_name(split, existing, f"split of {path}") for split in splits}
+            self.images = {split: read_images(arrays, name, path) for split, name in names.items()}
+        for split, name in names.items() if reads_labels else ():
+            if len(self.images[split]) != len(self.labels[name]):
+                numbers = f"{len(self.images[split]):,} {name}{IMAGES}, but {len(self.labels[name]):,} {name}{LABELS}"
+                raise UserError(f"{path} has {numbers}.")
         self.names = names
         digest = hashlib.sha256()
         for split, name in sorted(names.items()):
             digest.update(repr((name, self.images[split].shape)).encode())
             digest.update(np.ascontiguousarray(self.images[split]))
-            digest.update(self.labels[name].astype(np.int64).tobytes())
+            if reads_labels:
+                digest.update(self.labels[name].astype(np.int64).tobytes())
         self.digest = digest.hexdigest()
 
     def read_example(self, split: str, index: int) -> tuple[UInt8[np.ndarray, "height width 3"], int]:
@@ -58,8 +62,8 @@ class NpzFile:
         return self.images[split][index], self.read_label(split, index)
 
     def read_label(self, split: str, index: int) -> int:
-        """Returns the label of an image."""
-        return int(self.labels[self.names[split]][index])
+        """Returns the label of an image, -1 if labels were not read."""
+        return int(self.labels[self.names[split]][index]) if self.labels else -1
 
 
 def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -68,7 +72,7 @@ def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
     Raises:
         UserError: see `NpzFile`.
     """
-    file = NpzFile(name, split_names(split))
+    file = NpzFile(name, split_names(split), source_config.reads_labels)
     counts = {one: len(images) for one, images in file.images.items()}
     return Source(
         name=f"npz:{os.path.basename(name)}",
@@ -137,16 +141,10 @@ def read_class_names(arrays: Mapping[str, Any], path: str) -> tuple[str, ...] | 
     return tuple(map(str, names.tolist()))
 
 
-def read_images(arrays: Mapping[str, Any], split: str, count: int, path: str) -> UInt8[np.ndarray, "n height width 3"]:
-    """Returns the images of a split.
-
-    Raises:
-        UserError: they are not uint8 [n, height, width, 3], or their number is not `count`, the number of labels.
-    """
+def read_images(arrays: Mapping[str, Any], split: str, path: str) -> UInt8[np.ndarray, "n height width 3"]:
+    """Returns the images of a split; raises UserError if they are not uint8 [n, height, width, 3]."""
     images = arrays[split + IMAGES]
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
         kind = f"{images.dtype} {list(images.shape)}"
         raise UserError(f"{split}{IMAGES} of {path} must be uint8 [n, height, width, 3], not {kind}.")
-    if len(images) != count:
-        raise UserError(f"{path} has {len(images):,} {split}{IMAGES}, but {count:,} {split}{LABELS}.")
     return images

@@ -193,7 +193,9 @@ def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
     return (stored and stored["path"]) or f"{split}/{index}"  # a row may have no image at all
 
 
-def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label: str | None) -> tuple[bytes, list[int]]:
+def read_row(
+    reader: shards.ParquetFile, row: int, name: str, image: str, label: str | None
+) -> tuple[bytes, list[int] | None]:
     """Returns the encoded image and the labels of a row.
 
     Args:
@@ -201,7 +203,7 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
         row: the number of the row in the file.
         name: the name of the row in messages.
         image: the column of images.
-        label: the column of labels; None: the label is -1.
+        label: the column of labels; None: the labels are None.
 
     Raises:
         ValueError: the row has no image, or is damaged.
@@ -212,7 +214,7 @@ def read_row(reader: shards.ParquetFile, row: int, name: str, image: str, label:
     if not isinstance(stored, bytes):
         raise ValueError(f"its column {image} contains no bytes of an image")
     if not label:
-        return stored, [-1]
+        return stored, None
     labels = values[label] if isinstance(values[label], list) else [values[label]]
     if not all(type(one) is int for one in labels):
         value_text = f"{values[label]!r:.60}"

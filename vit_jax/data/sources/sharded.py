@@ -84,7 +84,7 @@ class ShardedSplits:
 
 def read_labelled(
     splits: ShardedSplits,
-    read_record: Callable[[Any, int, str], tuple[bytes, list[int]]],
+    read_record: Callable[[Any, int, str], tuple[bytes, list[int] | None]],
     num_classes: int,
     max_labels: int | None,
     split: str,
@@ -98,7 +98,7 @@ def read_labelled(
     Args:
         splits: the shards of each split.
         read_record: function of (reader of a shard, row, name of the record for messages) that returns (encoded image,
-            labels), and raises ValueError if the record is damaged.
+            labels), and raises ValueError if the record is damaged; labels of None are not read and become -1.
         num_classes: the labels are 0 to num_classes - 1.
         max_labels: the most labels of an image in multi-label data, or None.
         split: the whole split of the example.
@@ -110,7 +110,7 @@ def read_labelled(
         UserError: the shard is damaged, or a label is not one of the classes.
     """
     (image, labels), name = splits.read(split, index, open_shard, read_record)
-    return EncodedImage(image, name), check_labels(labels, name, num_classes, max_labels)
+    return EncodedImage(image, name), -1 if labels is None else check_labels(labels, name, num_classes, max_labels)
 
 
 def check_labels(

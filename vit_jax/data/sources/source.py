@@ -41,7 +41,7 @@ class SourceConfig:
         num_examples: number of synthetic images of the split `train_split`.
         train_split: the split of training, as a config names it.
         resolution: the side of synthetic images in pixels.
-        reads_labels: False: Parquet files and tar files need no labels, and their images have none (-1).
+        reads_labels: False: the images have no labels (-1), so their files need none, except for folders and VTAB.
     """
 
     source: str

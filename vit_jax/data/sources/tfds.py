@@ -65,12 +65,14 @@ class TfdsSplits:
         features: TFDS's description of the features, which parses a record.
         decoders: TFDS's decoders, which leave images encoded.
         splits: the shards of the splits.
+        reads_labels: False: the label of all images is -1.
     """
 
     name: str
     features: Any
     decoders: dict[str, Any]
     splits: ShardedSplits
+    reads_labels: bool = True
 
     def read_features(self, split: str, index: int, open_shard: OpenShard = shards.cached_reader) -> dict[str, Any]:
         """Returns the features of example `index` of a split; `open_shard` returns the reader of its shard.
@@ -90,7 +92,8 @@ class TfdsSplits:
     ) -> tuple[EncodedImage, int]:
         """Returns (image, label) number `index` of a split; takes and raises what `read_features` does."""
         example = self.read_features(split, index, open_shard)
-        return EncodedImage(example["image"], f"{self.name} {split} {index}"), int(example["label"])
+        label = int(example["label"]) if self.reads_labels else -1
+        return EncodedImage(example["image"], f"{self.name} {split} {index}"), label
 
     def read_name(self, split: str, index: int) -> str:
         """Returns the feature `file_name` of example `index` of a split; its whole record is read."""
@@ -106,16 +109,16 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
         UserError: the data set or one of its files is missing and cannot be prepared, or the data set is in another
             format or has no features `image` and `label`.
     """
-    prepared = find_data(name, source_config.data_dir)
-    info, label = prepared.info, prepared.info.features["label"]
+    prepared = find_data(name, source_config)
+    info, label = prepared.info, prepared.info.features["label"] if source_config.reads_labels else None
     parts = tuple(select_examples(split, {name: info.splits[name].num_examples for name in info.splits}))
-    data = open_whole_splits(prepared, [part for part, _ in parts])
-    class_names = tuple(label.names) if label.names else None
+    data = open_whole_splits(prepared, [part for part, _ in parts], source_config.reads_labels)
+    class_names = tuple(label.names) if label and label.names else None
     return Source(
         name=f"tfds:{data.name}",
         parts=parts,
         read_example=data.read_example,
-        num_classes=label.num_classes,
+        num_classes=label.num_classes if label else 0,
         class_names=class_names,
         file_stamp=data.splits.file_stamp,
         read_name=data.read_name if FILE_NAME in info.features else None,
@@ -125,10 +128,10 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
 
 def list_tfds_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of a data set; raises as `open_tfds`."""
-    return list(find_data(name, source_config.data_dir).info.splits)
+    return list(find_data(name, source_config).info.splits)
 
 
-def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
+def open_whole_splits(prepared: PreparedData, names: list[str], reads_labels: bool = True) -> TfdsSplits:
     """Returns the examples of some whole splits; raises UserError if one of their files is missing."""
     import tensorflow_datasets as tfds
 
@@ -151,7 +154,7 @@ def open_whole_splits(prepared: PreparedData, names: list[str]) -> TfdsSplits:
             for file, length in zip(files, split.shard_lengths, strict=True)
         )
     skip = {name: tfds.decode.SkipDecoding() for name in images}
-    return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed))
+    return TfdsSplits(info.full_name, info.features, skip, ShardedSplits(listed), reads_labels)
 
 
 def list_data_files(folder: str) -> dict[str, tuple[int | None, storage.Version | None]]:
@@ -165,15 +168,15 @@ def list_data_files(folder: str) -> dict[str, tuple[int | None, storage.Version 
     return {path.relative_to(folder).as_posix(): (path.stat().st_size, None) for path in paths}
 
 
-def find_data(name: str, data_dir: str | None) -> PreparedData:
-    """Returns a data set in `data_dir`, local or remote; prepares it if it is missing.
+def find_data(name: str, source_config: SourceConfig) -> PreparedData:
+    """Returns a data set in the config's `data_dir`, local or remote; prepares it if it is missing.
 
     Raises:
         UserError: see `open_tfds`.
     """
-    where = find_data_dir(data_dir)
-    prepared = find_prepared(name, where) or prepare_dataset(name, where)
-    check_features(prepared.info, name)
+    where = find_data_dir(source_config.data_dir)
+    prepared = find_prepared(name, where) or prepare_dataset(name, where, source_config.reads_labels)
+    check_features(prepared.info, name, source_config.reads_labels)
     if not prepared.info.splits:
         raise UserError(f"the TFDS dataset {name!r} in {where} has no splits; copy or prepare it again")
     return prepared
@@ -252,21 +255,18 @@ def named_classes(node: object) -> Iterator[object]:
         yield from (node[key] for key in keys if key in node)
 
 
-def check_features(info: Any, name: str) -> None:
-    """Raises UserError if a data set, described by TFDS's `info`, has no images with one class each."""
+def check_features(info: Any, name: str, reads_labels: bool) -> None:
+    """Raises UserError if a data set, described by `info`, has no images or, where they are read, no single labels."""
     import tensorflow_datasets as tfds
 
     features = dict(info.features.items()) if isinstance(info.features, tfds.features.FeaturesDict) else {}
     image, label = features.get("image"), features.get("label")
     # A sequence of labels has the attributes of a label too.
-    if not (
-        isinstance(image, tfds.features.Image) and isinstance(label, tfds.features.ClassLabel) and label.num_classes
-    ):
+    labelled = isinstance(label, tfds.features.ClassLabel) and label.num_classes
+    if not isinstance(image, tfds.features.Image) or (reads_labels and not labelled):
         existing = ", ".join(f"{one} ({type(feature).__name__})" for one, feature in sorted(features.items()))
-        raise UserError(
-            f"the TFDS dataset {name!r} must have the features `image` and `label` (one class), but has "
-            f"{existing or 'none'}"
-        )
+        needed = "features `image` and `label` (one class)" if reads_labels else "feature `image`"
+        raise UserError(f"the TFDS dataset {name!r} must have the {needed}, but has {existing or 'none'}")
 
 
 def build_command(name: str, where: str) -> str:
@@ -276,7 +276,7 @@ def build_command(name: str, where: str) -> str:
     )
 
 
-def prepare_dataset(name: str, where: str) -> PreparedData:
+def prepare_dataset(name: str, where: str, reads_labels: bool) -> PreparedData:
     """Downloads and prepares a public data set, after a line that tells the user. A failure leaves no empty folders.
 
     Raises:
@@ -302,7 +302,7 @@ def prepare_dataset(name: str, where: str) -> PreparedData:
         raise MissingData(
             f"{missing}, and TFDS cannot create the builder of this dataset here ({short_reason(error)}); {elsewhere}"
         ) from error
-    check_features(builder.info, name)
+    check_features(builder.info, name, reads_labels)
     urls = {} if builder.MANUAL_DOWNLOAD_INSTRUCTIONS else dict(builder.url_infos or {})
     size = sum(info.size for info in urls.values()) or builder.info.download_size
     download = f", {size / 1e6:,.0f} MB to download" if size else ""

@@ -118,8 +118,9 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         )
     field = options.get("label") or choose_label_field(info, list(existing.values()))
     max_labels = (info and info.max_labels) or source_config.max_labels
-    reads_labels = source_config.reads_labels
-    read_record = partial(read_sample, field=field, extension=options.get("image"), reads_labels=reads_labels)
+    extension = options.get("image")
+    read_labels = partial(read_sample, field=field, extension=extension)
+    read_record = read_labels if source_config.reads_labels else partial(read_unlabelled, extension=extension)
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name="webdataset",
@@ -173,7 +174,6 @@ def read_sample(
     name: str,
     field: str | None,
     extension: str | None,
-    reads_labels: bool = True,
 ) -> tuple[bytes, list[int]]:
     """Returns the encoded image and the labels of a sample.
 
@@ -184,19 +184,13 @@ def read_sample(
         field: the field of its json that contains the label; None: the label is in its member `cls` or, without such a
             member, in the field `label`.
         extension: the extension of its image; None: its first member with the extension of an image.
-        reads_labels: False: the label is -1.
 
     Raises:
         ValueError: the sample has no image, or is damaged.
         UserError: the sample has no label, or a label that is no number.
     """
     key, members = reader.read(row)
-    existing = ", ".join(members)
-    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
-    if not wanted or wanted[0] not in members:
-        raise ValueError(f"its members {existing} contain no {extension or 'image'}")
-    if not reads_labels:
-        return members[wanted[0]], [-1]
+    image = find_image(members, extension)
     if field is None and "cls" in members:
         text = members["cls"].decode(errors="replace").strip()
         value: object = int(text) if text.removeprefix("-").isdecimal() else text
@@ -206,7 +200,20 @@ def read_sample(
     labels = [one for one in values if type(one) is int]
     if len(labels) < len(values):
         raise UserError(f"the label of {name} ({key}) must be a number, or a list of numbers, not {value!r:.60}")
-    return members[wanted[0]], labels
+    return image, labels
+
+
+def read_unlabelled(reader: shards.ShardReader, row: int, name: str, extension: str | None) -> tuple[bytes, None]:
+    """Returns the encoded image of a sample, and no labels; takes and raises what `read_sample` does."""
+    return find_image(reader.read(row)[1], extension), None
+
+
+def find_image(members: Mapping[str, bytes], extension: str | None) -> bytes:
+    """Returns the image among the members of a sample; raises ValueError if there is none."""
+    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
+    if not wanted or wanted[0] not in members:
+        raise ValueError(f"its members {', '.join(members)} contain no {extension or 'image'}")
+    return members[wanted[0]]
 
 
 def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
