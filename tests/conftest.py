@@ -26,28 +26,6 @@ from configs import base, smoke
 
 gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
-# These take longest and come first, so that the workers end at about the same time.
-LONGEST = [
-    "docs",
-    "remote",
-    "train",
-    "models",
-    "evaluate",
-    "program",
-    "layouts",
-    "workdir",
-    "sharding",
-    "sweep",
-    "manager",
-    "packing",
-    "benchmarks",
-]
-
-
-def pytest_collection_modifyitems(items):
-    rank = {f"test_{name}": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
 
 @pytest.fixture
 def tiny():

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -169,6 +170,13 @@ def test_files_are_replaced_in_one_place():
             assert not re.search(r"(partial|temporary)\.(replace|rename)\(|os\.(replace|rename|fsync)\(", source), (
                 module
             )
+
+
+def test_shapes_are_checked_wherever_they_are_stated():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    checked = re.search(r"--jaxtyping-packages=(\S+)", options)[1].split(",")[:-1]
+    stating = [module for module, tree in TREES.items() if "jaxtyping" in {name for name, _ in imported(tree)}]
+    assert [one for one in stating if not f"{one}.".startswith(tuple(f"{package}." for package in checked))] == []
 
 
 def test_no_hidden_defaults():

@@ -152,7 +152,7 @@ def test_only_corrupted_patches_count():
 
 def test_a_masked_patch_is_not_seen():
     model = models.create("ViT-mu/4", head="patches", num_classes=8, resolution=16)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32))
+    shapes = models.parameter_shapes(model)
     params = jax.tree.map(lambda leaf: RANDOM.normal(0, 0.1, leaf.shape).astype(np.float32), shapes)
     images = RANDOM.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
     masked = np.zeros((2, 16), bool)

@@ -270,7 +270,7 @@ def test_images_stay_whole_where_the_mesh_divides_their_rows_only():
     model = models.create("ViT-mu/8", resolution=32, depth=1, attention="fused", num_classes=3)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1, 1), sharding.AXES)
     images = jax.ShapeDtypeStruct((6, 32, 32, 3), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(1), images)
+    params = models.parameter_shapes(model)
     with sharding.use_mesh(mesh):
         logits, _ = jax.eval_shape(model.apply, params, images)
     assert logits.shape == (6, 3)

@@ -141,11 +141,9 @@ def make_teacher(
     fields = {"dtype": student.field("dtype")}
     if isinstance(teacher.spec, models.ModelSpec):
         fields |= {key: config.model[key] for key in ("attention", "mlp", "scan")}
-    images = jax.ShapeDtypeStruct((1, *teacher.image_size, 3), jnp.float32)
-    params = jax.eval_shape(teacher.init, jax.random.key(0), images)
     with errors_of(f"task.teacher={name}"):
         teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
-        return make_inference(teacher, mesh, params, compiler_options=config.compiler_options)
+        return make_inference(teacher, mesh, models.parameter_shapes(teacher), compiler_options=config.compiler_options)
 
 
 def make_train_step(

@@ -85,7 +85,7 @@ def test_wrong_queries_are_reported(index):
 
 def test_a_name_of_the_index_loads(index):
     model = models.create("ViT-mu/16", num_classes=5)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 224, 224, 3)))
+    shapes = models.parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
     [name] = found(model="ViT-B/16", best=True)
     vit_jax.save(index / f"{name}.npz", model, params, layout="google")

@@ -194,7 +194,7 @@ def held(tmp_path, monkeypatch):
         monkeypatch.setattr(catalog, "CATALOG_FILE", file)
         params = jax.tree.map(
             lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
-            jax.eval_shape(stored.init, jax.random.key(0), np.zeros((1, *stored.spec.position.image_size, 3))),
+            models.parameter_shapes(stored),
         )
         path = tmp_path / "published" / one.address.removeprefix("https://")
         path.parent.mkdir(parents=True, exist_ok=True)

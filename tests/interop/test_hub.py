@@ -71,7 +71,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 def written(tmp_path_factory):
     """A model in transformers' layout, as a folder."""
     model = models.create("ViT-mu/16", num_classes=2, activation="gelu", resolution=32, class_names=["cat", "dog"])
-    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3)))
+    shapes = models.parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), shapes)
     folder = tmp_path_factory.mktemp("hub") / "model"
     vit_jax.save(folder, model, params, layout="huggingface")

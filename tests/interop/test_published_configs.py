@@ -246,7 +246,7 @@ TINY = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "num_classes": 5
 def written(folder, layout, name="ViT/8", **fields):
     """A model of zeros that was saved as a folder, and what its config.json states."""
     model = models.create(name, **({"resolution": 32} | fields))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, *model.image_size, 3), np.float32))
+    shapes = models.parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     vit_jax.save(folder / "x", model, params, layout=layout)
     return model, json.loads((folder / "x" / "config.json").read_text())

@@ -30,7 +30,7 @@ SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 1
 def small(seed=0):
     """A small model and parameters that are whole numbers, which every dtype holds."""
     model = models.create("ViT/8", activation="gelu", **SMALL)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 16, 16, 3)))
+    shapes = models.parameter_shapes(model)
     rng = np.random.default_rng(seed)
     return model, jax.tree.map(lambda leaf: rng.integers(-8, 9, leaf.shape).astype(np.float32), shapes)
 

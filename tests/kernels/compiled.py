@@ -69,7 +69,7 @@ def on_mesh(devices, name, batch, axes, **fields):
     model = models.create(name, dtype="bfloat16", depth=1, **fields).for_device(devices[0].device_kind, batch)
     rows = sharding.batch_sharding(mesh) if batch % mesh.size == 0 else NamedSharding(mesh, P())
     images = array(rows, "float32", batch, *model.image_size, 3)
-    params = jax.eval_shape(model.init, jax.random.key(0), images)
+    params = models.parameter_shapes(model)
     places = sharding.state_shardings(params, mesh)
     params = jax.tree.map(lambda x, place: array(place, x.dtype, *x.shape), params, places)
 

@@ -12,10 +12,10 @@ from tests.models.test_axial import compare, convolved, group_norm, means, stand
 from tests.models.test_bit import convolve
 from tests.models.test_bit import norm as norm_relu
 from tests.models.test_bit import unit as pre_activation_unit
-from tests.models.test_models import apply, count, images_of, params_of, shapes_of
+from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop
-from vit_jax.models import bit_spec, create, model_name, stand_alone
+from vit_jax.models import bit_spec, create, model_name, parameter_shapes, stand_alone
 from vit_jax.planning import flops
 
 EPSILON = 1e-6
@@ -330,7 +330,7 @@ def test_files_are_ours_alone(unit_kind, tmp_path):
     assert loaded == model
     jax.tree.map(np.testing.assert_array_equal, read, params)
     larger, resampled = interop.load(tmp_path / "model.npz", resolution=(40, 48))
-    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, shapes_of(larger))
+    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, parameter_shapes(larger))
     for layout, suffix in {"google": ".npz", "big_vision": ".npz", "timm": ".safetensors", "huggingface": ""}.items():
         with pytest.raises(UserError):
             interop.save(tmp_path / f"other{suffix}", model, params, layout=layout)

@@ -7,10 +7,10 @@ import scipy.special
 
 from tests.models.test_bit import convolve
 from tests.models.test_later_vits import norm as layer_norm
-from tests.models.test_models import apply, count, images_of, params_of, shapes_of
+from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
-from vit_jax.models import bit_spec, create, model_name
+from vit_jax.models import bit_spec, create, model_name, parameter_shapes
 from vit_jax.planning import flops
 
 # Parameters with 1000 classes, and multiply-accumulates, at 224 pixels.
@@ -266,7 +266,7 @@ def test_files_are_ours_alone(make, tmp_path):
     assert loaded == model
     jax.tree.map(np.testing.assert_array_equal, read, params)
     larger, resampled = interop.load(tmp_path / "model.npz", resolution=(40, 48))
-    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, shapes_of(larger))
+    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, parameter_shapes(larger))
     for layout, suffix in LAYOUTS.items():
         with pytest.raises(UserError):
             interop.save(tmp_path / f"other{suffix}", model, params, layout=layout)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.models.test_models import apply, gradients, images_of, params_of, shapes_of
+from tests.models.test_models import apply, gradients, images_of, params_of
 from vit_jax import UserError, models, tree
 from vit_jax.models import create
 from vit_jax.models.bit import BORDERS, FORMS, REMATS, ROOTS, standardise
@@ -44,7 +44,7 @@ FAST = "BiT-R50x1"  # the others have the same parts
 
 @pytest.mark.parametrize("name", [n if n == FAST else pytest.param(n, marks=pytest.mark.slow) for n in COUNTS])
 def test_parameter_counts(name):
-    params, other = (shapes_of(create(name, unit=unit)) for unit in ("pre_activation", "post_activation"))
+    params, other = (models.parameter_shapes(create(name, unit=unit)) for unit in ("pre_activation", "post_activation"))
     assert (tree.count(params), tree.count(other)) == COUNTS[name][1:]
     assert tree.count(params) - tree.count(params["head"]) == COUNTS[name][0]
 
@@ -111,7 +111,9 @@ def test_the_other_form_has_the_units_of_the_hybrids():
     )
     stem = params_of(hybrid)["stem"]
     model = tiny(unit="post_activation", num_classes=0)
-    assert shapes_of(model) == jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stem)
+    assert models.parameter_shapes(model) == jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stem
+    )
     resnet = models.resnet.ResNet((1, 2), 32)
     features, out = apply(model, stem, images_of())
     expected = jax.jit(resnet.apply)({"params": stem}, images_of())

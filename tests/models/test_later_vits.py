@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tests.models.test_models import apply, count, images_of, params_of, shapes_of, tiny
+from tests.models.test_models import apply, count, images_of, params_of, tiny
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
-from vit_jax.models import create
+from vit_jax.models import create, parameter_shapes
 from vit_jax.models.mlp import ACTIVATIONS
 
 # Every variant at once, on a grid of 4x3 patches.
@@ -211,7 +211,7 @@ def test_the_kernel_is_the_plain_form(fields):
 def test_the_kernel_changes_queries_and_keys():
     def calls(**fields):
         model = tiny(depth=1, **fields)
-        lowered = jax.jit(model.apply).trace(shapes_of(model), images_of()).lower(lowering_platforms=("tpu",))
+        lowered = jax.jit(model.apply).trace(parameter_shapes(model), images_of()).lower(lowering_platforms=("tpu",))
         return lowered.as_text().count("@tpu_custom_call")
 
     for fields in ({"registers": 4}, {"qk_norm": True}, {"rotary": "axial"}):
@@ -224,7 +224,7 @@ def test_the_kernel_changes_queries_and_keys():
 def test_positions_are_resampled_with_their_rows():
     old, new = (tiny(registers=2, position_rows="class", resolution=size) for size in (32, 48))
     params = params_of(old)
-    wanted = shapes_of(new)
+    wanted = parameter_shapes(new)
     found = interop.adapt_parameters(old, params, new, wanted)
     assert found["position"].shape == (1 + 36, 32)
     np.testing.assert_array_equal(found["position"][0], params["position"][0])

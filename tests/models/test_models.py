@@ -68,11 +68,6 @@ def images_of(*shape, seed=0):
     return jax.random.uniform(jax.random.key(seed), shape or (4, 32, 32, 3), minval=-1, maxval=1)
 
 
-def shapes_of(model):
-    images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), images)
-
-
 def params_of(model):
     """Random parameters: none is zero, so that each has an effect."""
     generator = np.random.default_rng(1)
@@ -80,11 +75,11 @@ def params_of(model):
     def values(path, leaf):
         return generator.normal(path[-1].key == "scale", 0.15, leaf.shape).astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(values, shapes_of(model))
+    return jax.tree_util.tree_map_with_path(values, models.parameter_shapes(model))
 
 
 def count(model):
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes_of(model)))
+    return sum(leaf.size for leaf in jax.tree.leaves(models.parameter_shapes(model)))
 
 
 def apply(model, params, images, key=None, capture=()):
@@ -130,7 +125,7 @@ def test_parameter_counts_without_class_token(name):
 
 
 def test_parameter_names_and_shapes():
-    params = shapes_of(tiny(pre_logits=True))
+    params = models.parameter_shapes(tiny(pre_logits=True))
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
     shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in paths}
     blocks = {
@@ -291,7 +286,9 @@ def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
         def loss(params, images):
             return (model.apply(params, images)[0] ** 2).sum()
 
-        traced = jax.jit(jax.grad(loss)).trace(shapes_of(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32))
+        traced = jax.jit(jax.grad(loss)).trace(
+            models.parameter_shapes(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+        )
         text = re.sub(r"[%#]\w+", "", traced.lower(lowering_platforms=(platform,)).as_text())  # names
         # The forms differ in the order of their dimensions.
         return set(re.findall(r"stablehlo\.(?:dot_general|transpose) .*", text))
@@ -307,14 +304,14 @@ def test_attention_lowered_for_tpus_is_the_kernel_where_it_fits(depth, resolutio
     model = tiny(depth=depth, resolution=resolution)
     images = jax.ShapeDtypeStruct((4, resolution, resolution, 3), jnp.float32)
     grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
-    lowered = grad.trace(shapes_of(model), images).lower(lowering_platforms=("tpu",))
+    lowered = grad.trace(models.parameter_shapes(model), images).lower(lowering_platforms=("tpu",))
     assert lowered.as_text().count("@tpu_custom_call") == kernels
 
 
 def test_attention_chosen_in_lowering_costs_nothing():
     def cost(attention):
         model = tiny(attention=attention, depth=1)
-        compiled = jax.jit(model.apply).lower(shapes_of(model), images_of()).compile()
+        compiled = jax.jit(model.apply).lower(models.parameter_shapes(model), images_of()).compile()
         return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
 
     assert cost("auto") == cost("heads_first")
@@ -368,7 +365,7 @@ def test_remat_computes_again_what_its_name_says():
         model = tiny(attention="fused", depth=1, remat=remat)
         images = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
         gradient = jax.grad(lambda params, images: model.apply(params, images)[0].sum())
-        traced = jax.make_jaxpr(gradient)(shapes_of(model), images).jaxpr
+        traced = jax.make_jaxpr(gradient)(models.parameter_shapes(model), images).jaxpr
         used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
         return count(used, "dot_general"), count(used, "kernel_or_plain")
 
@@ -807,7 +804,7 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
     model = tiny(attention="cudnn", dtype="bfloat16", depth=1)
     grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
-    lowered = grad.trace(shapes_of(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
+    lowered = grad.trace(models.parameter_shapes(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
     assert set(re.findall(r"@__cudnn\$\w+", lowered)) == {"@__cudnn$fmhaSoftmax", "@__cudnn$fmhaSoftmaxBackward"}
 
 
@@ -826,5 +823,5 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
 def test_the_width_of_features_is_known_before_they_are_computed(name, fields):
     model = models.create(name, resolution=32, num_classes=3, **fields)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), "float32")
-    _, out = jax.eval_shape(model.apply, jax.eval_shape(model.init, jax.random.key(0), images), images)
+    _, out = jax.eval_shape(model.apply, models.parameter_shapes(model), images)
     assert out["pre_logits"].shape == (1, model.spec.feature_width)

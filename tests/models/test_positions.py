@@ -6,11 +6,11 @@ import pytest
 import scipy.special
 
 from tests.models.test_later_vits import norm
-from tests.models.test_models import apply, images_of, params_of, shapes_of, tiny
+from tests.models.test_models import apply, images_of, params_of, tiny
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
 from vit_jax.kernel_trials.check import TOLERANCE
-from vit_jax.models import create
+from vit_jax.models import create, parameter_shapes
 from vit_jax.models.attention_check import measure_differences
 from vit_jax.models.position import relative_table
 from vit_jax.models.resampling import TABLES, resample_relative
@@ -149,7 +149,7 @@ def test_ways_to_compute_change_nothing(name):
 
 def test_parameters_and_their_initial_values():
     def shapes(**fields):
-        return {name: leaf.shape for name, leaf in tree.flatten(shapes_of(tiny(depth=3, **fields))).items()}
+        return {name: leaf.shape for name, leaf in tree.flatten(parameter_shapes(tiny(depth=3, **fields))).items()}
 
     two = shapes(position="learned2d", position_place="blocks")
     assert two["encoder/blocks/position_x"] == two["encoder/blocks/position_y"] == (3, 4, 16)
@@ -191,19 +191,19 @@ def test_resampling_keeps_what_the_grid_does_not_change(name):
     fields = BASE | TABLE_8[name]
     old, new = tiny(**fields), tiny(**fields | {"resolution": (40, 48)})
     params = params_of(old)
-    found = interop.adapt_parameters(old, params, new, shapes_of(new))  # checks all shapes
-    assert interop.adapt_parameters(old, params, old, shapes_of(old)).keys() == found.keys()
+    found = interop.adapt_parameters(old, params, new, parameter_shapes(new))  # checks all shapes
+    assert interop.adapt_parameters(old, params, old, parameter_shapes(old)).keys() == found.keys()
     same = [key for key in found if key.rpartition("/")[2] not in TABLES]
     assert all(found[key] is tree.flatten(params)[key] for key in same)
     ones = jax.tree.map(np.ones_like, params)
-    for key, leaf in interop.adapt_parameters(old, ones, new, shapes_of(new)).items():
+    for key, leaf in interop.adapt_parameters(old, ones, new, parameter_shapes(new)).items():
         np.testing.assert_allclose(leaf, 1, rtol=1e-6, err_msg=key)
 
 
 def test_axes_of_2d_positions_are_resampled_alone():
     old, new = (tiny(position="learned2d", resolution=size) for size in ((32, 24), (32, 40)))
     params = params_of(old)
-    found = interop.adapt_parameters(old, params, new, shapes_of(new))
+    found = interop.adapt_parameters(old, params, new, parameter_shapes(new))
     for axis, same in (("y", True), ("x", False)):
         kept = np.array_equal(found[f"position_{axis}"][[0, -1]], params[f"position_{axis}"][[0, -1]])
         assert kept and (found[f"position_{axis}"].shape == params[f"position_{axis}"].shape) == same
@@ -220,7 +220,7 @@ def test_files_are_ours_alone(name, tmp_path):
     assert loaded == model
     jax.tree.map(np.testing.assert_array_equal, read, params)
     wider, resampled = interop.load(tmp_path / "model.npz", resolution=64)
-    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, shapes_of(wider))
+    assert jax.tree.map(np.shape, resampled) == jax.tree.map(np.shape, parameter_shapes(wider))
     if name in ("1-D", "none"):
         return
     for layout, suffix in (("google", ".npz"), ("big_vision", ".npz"), ("timm", ".safetensors"), ("huggingface", "")):
@@ -247,7 +247,7 @@ def test_the_kernel_computes_relative_positions():
 
     def calls(**fields):
         model = tiny(depth=1, **fields)
-        lowered = jax.jit(model.apply).trace(shapes_of(model), images_of()).lower(lowering_platforms=("tpu",))
+        lowered = jax.jit(model.apply).trace(parameter_shapes(model), images_of()).lower(lowering_platforms=("tpu",))
         return lowered.as_text().count("@tpu_custom_call")
 
     assert calls(position="learned2d", position_place="shared") == calls(position="relative") > 0

@@ -12,9 +12,10 @@ from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
-from tests.models.test_models import params_of, shapes_of
+from tests.models.test_models import params_of
 from vit_jax import UserError, interop, predict
 from vit_jax.interop import transfer
+from vit_jax.models import parameter_shapes
 
 RULE = "--config=configs/bit_hyperrule.py:model=BiT-R14x1,dataset=folder:PATH,split=full,images=25000,small=yes"
 SMALL = (
@@ -66,7 +67,7 @@ def test_fine_tuning_killed_and_resumed_is_fine_tuning_bit_for_bit(tmp_path):
 
 def test_a_run_takes_over_all_but_the_head():
     source, target = (vit_jax.create("BiT-R14x1", width=32, num_classes=n, resolution=16 * n) for n in (3, 2))
-    params, wanted = params_of(source), shapes_of(target)
+    params, wanted = params_of(source), parameter_shapes(target)
     taken = interop.adapt_parameters(source, params, target, wanted)
     assert len(taken) == len(jax.tree.leaves(params)) - 2 and not any(name.startswith("head") for name in taken)
     assert set(transfer.config_fields(source)) == {"width", "stages", "unit", "border", "root", "se_reduction"}

@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors
@@ -123,7 +121,7 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.M
         loss = given.get("loss") or located.loss or stated.loss
         keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
         model = _create_as_stored(stated.model, keywords, given)
-        shapes = {name: leaf.shape for name, leaf in _wanted_parameters(model.spec).items()}
+        shapes = {name: leaf.shape for name, leaf in _wanted_parameters(model).items()}
         params = layout.read(archive, form, model.spec, shapes)
     if layout.is_inferred:
         assumed = f", {model.loss} assumed (loss= states another)" if model.field("num_classes") and not loss else ""
@@ -185,7 +183,7 @@ def _load_adapted(
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
         source = dataclasses.replace(source, spec=models.create(source.name, **fields).spec)
-    wanted = _wanted_parameters(model.spec)
+    wanted = _wanted_parameters(model)
     keep_head = not peft.has_head(arrays)
     try:
         params = transfer.adapt_parameters(source, loaded, model, wanted, keep_head, method)
@@ -232,17 +230,11 @@ def _usual_loss(num_classes: int) -> str:
     return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
 
 
-@functools.lru_cache
-def _wanted_parameters(spec: models.ModelSpec | models.BitSpec) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a model's parameters by name.
-
-    Cached, as the same model is traced when its file is read and when its parameters are checked.
-    """
-    model = models.Model("", spec)
+def _wanted_parameters(model: models.Model) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a model's parameters by name."""
     # The table of fixed positions, which may be large, is not computed.
-    size = model.image_size if spec.has_sized_parameters else (spec.tile, spec.tile)
-    image = jax.ShapeDtypeStruct((1, *size, 3), jnp.float32)
-    return tree.flatten(jax.eval_shape(model.init, jax.random.key(0), image))
+    size = model.image_size if model.spec.has_sized_parameters else (model.spec.tile, model.spec.tile)
+    return tree.flatten(models.parameter_shapes(model, size))
 
 
 def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
@@ -251,7 +243,7 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    if wrong := tree.differences(params, _wanted_parameters(model.spec)):
+    if wrong := tree.differences(params, _wanted_parameters(model)):
         raise UserError(f"the arrays do not match the model {model.name}: {'; '.join(wrong)}.")
 
 

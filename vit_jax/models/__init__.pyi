@@ -23,6 +23,7 @@ from .mlp_check import mlp_sizes as mlp_sizes
 from .model import LOSSES as LOSSES
 from .model import Model as Model
 from .model import create as create
+from .model import parameter_shapes as parameter_shapes
 from .part_specs import PLAIN_FORMS as PLAIN_FORMS
 from .resampling import RESAMPLINGS as RESAMPLINGS
 from .resampling import resample_parameters as resample_parameters

@@ -1,6 +1,7 @@
 """A model: created by name, initialised, applied."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -175,6 +176,27 @@ class Model:
         network = NETWORKS[self.spec.family](self.spec)
         more = {} if masked is None else {"masked": jnp.asarray(masked)}
         return network.apply({"params": params}, jnp.asarray(images), tuple(capture), **more, rngs=rngs)
+
+
+def parameter_shapes(model: Model, image_size: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Returns the `jax.ShapeDtypeStruct`s of the parameters of a model, in the layout of `Model.init`.
+
+    Args:
+        model: the model.
+        image_size: (height, width) of images in pixels; by default, those of the model.
+
+    Raises:
+        UserError: the images do not fit the model's resolution or patches.
+    """
+    shapes = _trace_shapes(model.spec.quick_to_trace, image_size or model.image_size)
+    return jax.tree.map(lambda shape: shape, shapes)  # a copy, since the shapes are kept
+
+
+@functools.lru_cache
+def _trace_shapes(spec: Spec, image_size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the shapes of the parameters of a model. A program asks for those of one model several times."""
+    images = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
+    return jax.eval_shape(Model("", spec).init, jax.random.key(0), images)
 
 
 def create(

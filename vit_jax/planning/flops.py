@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
 from ml_collections import ConfigDict
 
-from vit_jax.models import Model
+from vit_jax.models import Model, parameter_shapes
 from vit_jax.program import model_without_data
 
 
@@ -22,8 +22,7 @@ def macs_per_image(model: Model) -> int:
         model = model.with_attention("heads_first")  # which pads no tokens
     model = dataclasses.replace(model, spec=model.spec.quick_to_trace)
     images = jax.ShapeDtypeStruct((1, *model.image_size, 3), jnp.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), images)
-    return count_macs(lambda params, images: model.apply(params, images)[0], params, images)
+    return count_macs(lambda params, images: model.apply(params, images)[0], parameter_shapes(model), images)
 
 
 def training_exaflops(model: Model, images: float) -> float:
