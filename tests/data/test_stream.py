@@ -1,5 +1,6 @@
 """The streamed order: each epoch is every example once, on any hosts; and what it needs of the cache and of a store."""
 
+import contextlib
 import io
 import pickle
 import random
@@ -118,10 +119,10 @@ def stream(where, count, rows=None, start=0, workers=0, watch=lambda: None, spli
         source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, fetcher=fetcher
     )
     taken = []
-    for _ in range(count):
-        taken.append(next(batches))
-        watch()
-    batches.close()
+    with contextlib.closing(batches):
+        for _ in range(count):
+            taken.append(next(batches))
+            watch()
     if fetcher._thread:  # none where worker processes read
         fetcher._thread.join(wait)
     return taken
