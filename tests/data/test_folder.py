@@ -265,8 +265,9 @@ def test_val_and_validation_are_one_split(tmp_path, kind, capsys):
         source, fields = "tfds:small", {"data_dir": str(tmp_path)}
     one, other = (open_source(source, split, **fields) for split in ("val", "validation"))
     assert one.overlaps(other) and one[0]["label"] == other[0]["label"] == 0
-    with pytest.raises(UserError, match="'valid'"):
-        open_source(source, "valid", **fields)
+    assert open_source(source, "valid", **fields).overlaps(one)
+    with pytest.raises(UserError, match="'evaluation'"):
+        open_source(source, "evaluation", **fields)
 
 
 def test_the_word_that_was_typed_is_told(tmp_path):
@@ -311,6 +312,8 @@ HEADERS = {
     "image,label,source": "{row},{name},web",
     "photo,breed,age": "{row},{name},{row}",
     ",a,b": "{row},{row}.png,{name}",
+    "id,photo,label": "{other},{row}.png,{name}",
+    "image,label,male": "{row}.png,{name},1",
 }
 
 
@@ -340,6 +343,17 @@ def test_columns_are_not_guessed(tmp_path):
     lines = [f"HAM_{row},ISIC_{row},mel" for row in range(4)]
     (tmp_path / "train.csv").write_text("\n".join(["lesion_id,image_id,dx", *lines]))
     with pytest.raises(UserError, match=r"none of the 5 files that .* lists exists"):
+        open_source(f"folder:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize("header", ["image,MEL,NV", "photo,a,b", None])
+def test_a_column_for_each_class_is_refused(tmp_path, header):
+    """Image, and 1 in the column of its class: the table of ISIC's challenges."""
+    for row in range(4):
+        write_image(tmp_path / "train" / f"{row}.png")
+    lines = [header] * bool(header) + [f"{row}.png,{row % 2}.0,{1 - row % 2}.0" for row in range(4)]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"train.csv has 2 columns of 0 and 1, so .* write one column label"):
         open_source(f"folder:{tmp_path}", "train")
 
 

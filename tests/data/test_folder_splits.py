@@ -28,7 +28,7 @@ def write_splits(root, *places):
         ("seg_train/seg_train", "seg_test/seg_test", "test"),
         ("asl_alphabet_train/asl_alphabet_train", "asl_alphabet_test", "test"),
         ("Train", "Val", "val"),
-        ("train", "valid", "val"),
+        ("train", "valid", "valid"),  # Roboflow's
         ("train/train", "validation", "val"),
         ("TRAIN", "dev", "validation"),
         ("train-images", "TestSet", "test"),
@@ -37,6 +37,7 @@ def write_splits(root, *places):
 )
 def test_folders_that_stand_for_splits_are_splits(tmp_path, train, other, split):
     root = write_splits(tmp_path, train, other)
+    write_splits(tmp_path, "__MACOSX/train")  # as in an archive made on macOS
     for name, folder in (("train", train), (split, other)):
         source = open_source(root, name)
         assert source.class_names == ("cat", "dog") and len(source) == 4

@@ -74,11 +74,11 @@ class FolderTree:
 
     def subfolders(self, folder: str) -> list[str]:
         """Returns the sorted names of the folders in a folder, except hidden ones."""
-        return [name for name in self.list_entries(folder)[0] if not name.startswith(".")]
+        return [name for name in self.list_entries(folder)[0] if not is_hidden(name)]
 
     def files_in(self, folder: str) -> list[str]:
         """Returns the sorted paths of the files in a folder, except hidden ones."""
-        return [join_relative(folder, name) for name in self.list_entries(folder)[1] if not name.startswith(".")]
+        return [join_relative(folder, name) for name in self.list_entries(folder)[1] if not is_hidden(name)]
 
     def images_in(self, folder: str) -> list[str]:
         """Returns the sorted names of the images in a folder, found by their suffix, except hidden ones."""
@@ -105,14 +105,14 @@ class FolderTree:
         folders, names = self.list_entries(folder)
         images = []
         for name in names:
-            if name.startswith("."):
+            if is_hidden(name):
                 skipped["hidden"] += 1
             elif name.lower().endswith(IMAGE_SUFFIXES):
                 images.append(join_relative(folder, name))
             elif not name.lower().endswith(ANNOTATIONS):
                 skipped[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
         for name in folders:
-            if name.startswith("."):
+            if is_hidden(name):
                 skipped["hidden"] += 1
             else:
                 images += self.images_below(join_relative(folder, name), skipped, parents)
@@ -155,6 +155,11 @@ class FolderTree:
             UserError: the file cannot be read.
         """
         return filesystem.read_bytes(self.full_path(path)).decode("utf-8-sig", "surrogateescape")
+
+
+def is_hidden(name: str) -> bool:
+    """Returns whether a file or folder is not one of the data: also `__MACOSX`, which macOS adds to zip files."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def is_folder(entry: os.DirEntry) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vit_jax import UserError, user_errors
+from vit_jax.data import images
 from vit_jax.data.sources.class_names import compose
 
 # Names of columns, in which only letters and digits count: `File_Name` is filename.
@@ -45,28 +46,61 @@ def parse_label_file(text: str, name: str) -> list[list[str]]:
         return [[cell.strip() for cell in cells] for cells in lines if cells]
 
 
-def choose_columns(header: Sequence[str]) -> tuple[int, int] | None:
+def normalise(cell: str) -> str:
+    """Returns the name of a column as the lists above have it."""
+    return re.sub(r"[\W_]+", "", cell.lower())
+
+
+def choose_columns(header: Sequence[str], files: Collection[int]) -> tuple[int, int] | None:
     """Returns the numbers of the columns of images and of classes, by the names in the first line of a label file.
 
-    A column is one of images or of classes by its name, see `IMAGE_COLUMNS`; of several the first is taken. Columns of
-    line numbers, as pandas writes them, are left out; if two columns are left, one known name tells the other. Returns
-    None if the names do not tell, also where the line is no header.
+    A column is one of images or of classes by its name, see `IMAGE_COLUMNS`; of several the first is taken. Without
+    such a name, the only column of existing files is that of images. Columns of line numbers, as pandas writes them,
+    are left out; if two columns are left, one known name tells the other. Returns None if this does not tell, also
+    where the line is no header.
+
+    Args:
+        header: the cells of the first line.
+        files: the numbers of the columns in which the names of existing files stand.
     """
-    words = [re.sub(r"[\W_]+", "", cell.lower()) for cell in header]
+    words = [*map(normalise, header)]
     left = [number for number, word in enumerate(words) if word not in NUMBER_COLUMNS]
 
     def first(names: Collection[str], other: int | None = None) -> int | None:
         return next((number for number in left if words[number] in names and number != other), None)
 
-    image = first(IMAGE_COLUMNS)
+    named = first(IMAGE_COLUMNS)
+    image = next(iter(files)) if named is None and len(files) == 1 else named
     image = first(ID_COLUMNS) if image is None else image
     label = first(CLASS_COLUMNS, image)
     if image is not None and label is not None:
         return image, label
-    if len(left) != 2 or (image is None and label is None and len(left) == len(words)):
+    by_name = image is not None and words[image] in (*IMAGE_COLUMNS, *ID_COLUMNS)
+    if len(left) != 2 or not (by_name or label is not None or len(left) < len(words)):
         return None
     image = next(number for number in left if number != label) if image is None else image
     return image, next(number for number in left if number != image)
+
+
+def check_single_class(table: Sequence[Sequence[str]], columns: tuple[int, int], name: str) -> None:
+    """Raises UserError if the class is read from one of several columns of 0 and 1, each of which stands for a class.
+
+    Args:
+        table: the cells of the lines below the header.
+        columns: the numbers of the columns of images and of classes.
+        name: the name of the label file, for messages.
+    """
+    width = min(map(len, table), default=0)
+    flags = [
+        number
+        for number in range(width)
+        if number != columns[0] and {cells[number] for cells in table} <= {"0", "1", "0.0", "1.0"}
+    ]
+    if columns[1] in flags and len(flags) > 1:
+        raise UserError(
+            f"{name} has {len(flags)} columns of 0 and 1, so that its classes may have a column each; write one column "
+            "label with the name of the class of each image"
+        )
 
 
 def match_images(
@@ -76,7 +110,7 @@ def match_images(
 
     An image is listed by its path below the split's folder or by its name, with or without its suffix. The first line
     is taken for a header if it lists no existing image. It names the columns of images and classes, see
-    `choose_columns`; without known names, these are the first two.
+    `choose_columns`; if these do not tell, they are the first two.
 
     Args:
         table: the cells of the lines of the label file.
@@ -95,12 +129,20 @@ def match_images(
             by_key[key].add(path)
             by_key[os.path.splitext(key)[0]].add(path)
     has_header = bool(table) and by_key.keys().isdisjoint(table[0])
-    columns = (choose_columns(table[0]) if has_header else None) or (0, 1)
+    files = {
+        number
+        for cells in table[1:]
+        for number, cell in enumerate(cells)
+        if cell in by_key and cell.lower().endswith(images.IMAGE_SUFFIXES)
+    }
+    columns = (choose_columns(table[0], files) if has_header else None) or (0, 1)
     if short := [cells for cells in table if len(cells) <= max(columns)]:
         raise UserError(
             f"cannot read {name}: the line {short[0][0]:.60} must have at least {max(columns) + 1} columns, with image "
             "and class"
         )
+    if not (has_header and normalise(table[0][columns[1]]) in CLASS_COLUMNS):
+        check_single_class(table[has_header:], columns, name)
     classes: dict[str, str] = {}
     for number, (key, label) in enumerate((cells[columns[0]], cells[columns[1]]) for cells in table):
         matches = by_key.get(key, set())
@@ -123,8 +165,8 @@ def names_its_columns(text: str) -> bool:
 
     Its classes are then believed, though each may have one image.
     """
-    words = [re.sub(r"[\W_]+", "", cell.lower()) for cell in re.split("[,\t]", (text.splitlines() or [""])[0])]
-    return not {*words}.isdisjoint(IMAGE_COLUMNS) and not {*words}.isdisjoint(CLASS_COLUMNS)
+    words = {*map(normalise, re.split("[,\t]", (text.splitlines() or [""])[0]))}
+    return not words.isdisjoint(IMAGE_COLUMNS) and not words.isdisjoint(CLASS_COLUMNS)
 
 
 def check_classes(classes: Mapping[str, str], name: str) -> None:

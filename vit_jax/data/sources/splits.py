@@ -62,8 +62,8 @@ def split_names(split: str) -> list[str]:
 
 
 def canonical_name(name: str) -> str:
-    """Returns `validation` for `val`, since both are the same split, and any other name as it is."""
-    return "validation" if name == "val" else name
+    """Returns `validation` for `val` and `valid`, since these are the same split, and any other name as it is."""
+    return "validation" if name in ("val", "valid") else name
 
 
 def name_splits(names: Sequence[str]) -> dict[str, str]:
@@ -84,7 +84,7 @@ def name_splits(names: Sequence[str]) -> dict[str, str]:
 
 
 def resolve_name(name: str, existing: Collection[str], what: str = "split") -> str:
-    """Returns the existing whole split of a name; `val` finds `validation` and the reverse.
+    """Returns the existing whole split of a name; `val`, `valid` and `validation` find one another.
 
     Raises:
         UnknownSplit: there is no such split. The message says that `name` is an unknown `what`.
