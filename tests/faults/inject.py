@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import cache_key
 
 from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
@@ -111,7 +112,16 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
 KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts, lost_after)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
+def share_compiled_programs() -> None:
+    """All hosts read the compiled programs that host 0 has kept, as on a pod.
+
+    JAX describes CPUs differently in each process, so that the others would compile everything again in every run.
+    """
+    cache_key._hash_accelerator_config = cache_key._hash_devices
+
+
 if __name__ == "__main__":
+    share_compiled_programs()
     for word in sys.argv.pop(1).split(","):
         name, _, when = word.partition(":")
         FAULTS[name](when)
