@@ -251,7 +251,10 @@ def test_the_attention_stem_equals_its_definition():
         np.testing.assert_allclose(root, roots, atol=1e-2)  # and below, with changed parameters, nearly so
         return evaluate(params, roots, [stand_alone_attention])
 
-    names = [f"root/{name}" for name in ("query_key_kernel", "values_kernel", "mixture_rows", "mixture_columns", "mixture_values")]
+    names = [
+        f"root/{name}"
+        for name in ("query_key_kernel", "values_kernel", "mixture_rows", "mixture_columns", "mixture_values")
+    ]
     out = compare(model, images, whole, names, tolerance=1e-2)
     assert out["root"].shape == (2, 3, 2, 32)
 
