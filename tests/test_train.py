@@ -367,7 +367,7 @@ def test_a_head_that_is_kept_is_evaluated_without_training_and_trained_on(run, q
     assert f"Starting from {workdir}, head included." in text and "Length: 0 steps, 0 epochs" in text
     assert "Nothing to train: total_steps is 0." in text and "complete" not in text and "ETA" not in text
 
-    quick.total_steps, quick.warmup_steps, quick.log_every = 1, 1, 1  # the rate of the first step is 0
+    quick.total_steps, quick.warmup_steps, quick.log_every, quick.base_lr = 1, 0, 1, 0.0
     assert train.train(quick, tmp_path / "kept")["test/accuracy"] == metrics["test/accuracy"]
     assert [line["step"] for line in rows(tmp_path / "kept")] == [1, 1]
     quick.total_steps = 0

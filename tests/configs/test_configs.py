@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import math
 import re
 import sys
 
@@ -30,6 +31,7 @@ from vit_jax.config.fields import RENAMED
 from vit_jax.config.stored import CONFIG_VERSION
 from vit_jax.config.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 from vit_jax.data.preprocess import parse_pipe
+from vit_jax.optim import make_schedule
 
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
@@ -459,7 +461,13 @@ def test_no_config_and_no_such_config(monkeypatch):
         ({"batch_eval": 0}, "batch_eval=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be at least 0 and at most 4294967295"),
         ({"data.bad_images": "skip"}, "unknown data.bad_images 'skip'; choose from fail, replace"),
-        ({"optim.ema_decay": 1.5}, "optim.ema_decay=1.5 must be at least 0 and at most 1"),
+        ({"optim.ema_decay": 1.5}, "optim.ema_decay=1.5 must be at least 0 and at most 0.9999999"),
+        ({"optim.ema_decay": 1.0}, "optim.ema_decay=1.0 must be at least 0 and at most 0.9999999"),
+        ({"optim.name": "muon", "optim.momentum": 1.0}, "optim.momentum=1.0 must be at least 0 and at most 0.9999999"),
+        ({"total_epochs": math.inf}, "total_epochs=inf must be finite"),
+        ({"linear_end": math.nan}, "linear_end=nan must be finite"),
+        ({"model.norm_epsilon": math.inf}, "model.norm_epsilon=inf must be finite"),
+        ({"cooldown_steps": 5}, "decay_type=cosine has no cooldown; set cooldown_steps=0, or decay_type to rsqrt or"),
         ({"checkpoint.best_metric": "test/acuracy"}, "did you mean 'test/accuracy'"),
         ({"evals": {}}, "declare an evaluation"),
         ({"total_steps": 5}, "set total_steps or total_epochs, not both"),
@@ -500,6 +508,39 @@ def test_every_number_has_a_range():
     free = {"mesh.data", "mesh.fsdp", "linear_end"}
     for name in numbers - free:
         assert name.startswith("model.") or FIELDS[name].minimum in (0, 1), name
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"total_steps": 1, "warmup_steps": 1}, "the learning rate of the only step would be 0, as the warm-up"),
+        (
+            {"total_steps": 100, "warmup_steps": 51, "cooldown_steps": 50, "decay_type": "constant"},
+            "would not reach base_lr: the warm-up of 51 and the cooldown of 50 steps are longer than the 100 steps",
+        ),
+        ({"total_steps": 2**31}, "total_steps=2147483648 is more than the 2,147,483,647 steps that a run can count"),
+        ({"total_epochs": 1e308}, "total_epochs=1e+308 is more than the 2,147,483,647 steps"),
+        ({"total_steps": 100, "eval_every_epochs": 1e300}, "eval_every_epochs=1e+300 is more than the 2,147,483,647"),
+    ],
+)
+def test_durations_that_make_no_sense(fields, sentence):
+    config = base.get_config()
+    config.update_from_flattened_dict(fields | {"data.num_examples": 1_000_000})
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        resolve_config(config)
+
+
+def test_a_warm_up_and_a_cooldown_may_fill_the_run():
+    config = base.get_config()
+    fields = {"total_steps": 100, "warmup_steps": 50, "cooldown_steps": 50, "decay_type": "constant"}
+    config.update_from_flattened_dict(fields)
+    schedule = make_schedule(resolve_config(config))
+    assert schedule(50) == config.base_lr and schedule(100) == 0
+
+
+def test_unsetting_one_unit_of_a_duration_leaves_the_other():
+    config, _ = parse("--config.total_steps=None")
+    assert config.total_epochs == 60.0
 
 
 def test_durations_in_epochs():

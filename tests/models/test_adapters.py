@@ -16,6 +16,7 @@ from vit_jax import UserError, interop, models, tree
 from vit_jax.config import check_config
 from vit_jax.interop import mapping
 from vit_jax.interop.huggingface import layout
+from vit_jax.models import is_head
 from vit_jax.models.adapters import add_adapters, is_adapter, merge_adapters
 from vit_jax.optim import Adapters
 from vit_jax.train import train
@@ -125,11 +126,16 @@ def test_the_file_for_peft_has_both_heads_of_a_distilled_model(fields, names, tm
 
 
 def written(folder, model, params, with_adapters):
-    """The weights in a file, and in the folder the adapters, which name it."""
+    """The weights in a file, and in the folder the adapters, which name it.
+
+    The head of the weights is another one.
+    """
     folder.mkdir()
-    vit_jax.save(folder.parent / "base.npz", model, params)
+    base = {name: leaf + is_head(name) for name, leaf in tree.flatten(params).items()}
+    vit_jax.save(folder.parent / "base.npz", model, tree.unflatten(base))
     trained = Adapters().select(with_adapters)
-    interop.save_adapter(folder, model, trained, RANK, ALPHA, str(folder.parent / "base.npz"))
+    weights = str(folder.parent / "base.npz")
+    interop.save_adapter(folder, model, trained, RANK, ALPHA, weights, digest=interop.digest_weights(weights))
     return tree.flatten(merge_adapters(with_adapters))
 
 
@@ -141,8 +147,11 @@ def written(folder, model, params, with_adapters):
         {"activation": "swiglu"},
         {"activation": "gelu", "qk_norm": True},
         {"activation": "gelu_tanh", "pooling": "map", "num_classes": 0},
+        {"activation": "gelu", "pre_logits": True, "representation_size": 7},
+        {"activation": "gelu", "pre_logits": True, "num_classes": 0},
+        {"activation": "gelu", "head": "patches"},
     ],
-    ids=["vit", "deit", "ours_gated", "ours", "siglip"],
+    ids=["vit", "deit", "ours_gated", "ours", "siglip", "tanh", "tanh_alone", "masked_patches"],
 )
 def test_a_folder_of_adapters_is_loaded_as_the_merged_weights(fields, tmp_path):
     model, params, with_adapters = adapted(**fields)
@@ -217,6 +226,18 @@ def test_incomplete_folders_of_adapters(tmp_path):
         UserError, match=r"adapter_model.bin, which only PyTorch can read; .* adapter_model.safetensors"
     ):
         vit_jax.load(tmp_path / "adapter")
+
+
+def test_weights_that_were_replaced_are_told(tmp_path, caplog):
+    """The adapters fit them, but the sum is another model."""
+    model, params, with_adapters = adapted("gelu")
+    written(tmp_path / "adapter", model, params, with_adapters)
+    vit_jax.load(tmp_path / "adapter")
+    assert not caplog.messages
+    vit_jax.save(tmp_path / "base.npz", model, jax.tree.map(lambda leaf: leaf + 1, params))
+    vit_jax.load(tmp_path / "adapter")
+    [message] = caplog.messages
+    assert "base.npz: these weights are not the file with which the adapters were trained" in message
 
 
 def test_adapters_of_another_model_are_refused(tmp_path):

@@ -227,12 +227,12 @@ def stem(image, p):
     """The attention stem of one image."""
     height, width, _ = image.shape
     shares = scipy.special.softmax((p["mixture_rows"][:, None] + p["mixture_columns"]) @ p["mixture_values"].T, -1)
-    found = np.zeros((height // 4, width // 4, 4, 4, p["values"].shape[-1]))
+    found = np.zeros((height // 4, width // 4, 4, 4, p["values_kernel"].shape[-1]))
     for i, j in np.ndindex(height // 4, width // 4):
         pixels = image[4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
-        query, key = np.moveaxis(np.tensordot(pixels, p["query_key"], 1), 2, 0)
+        query, key = np.moveaxis(np.tensordot(pixels, p["query_key_kernel"], 1), 2, 0)
         value = np.array(
-            [[np.tensordot(shares[a, b], p["values"], 1).T @ pixels[a, b] for b in range(4)] for a in range(4)]
+            [[np.tensordot(shares[a, b], p["values_kernel"], 1).T @ pixels[a, b] for b in range(4)] for a in range(4)]
         )
         for head in np.split(np.arange(value.shape[-1]), 4):
             scores = np.tensordot(query[..., head], key[..., head], (2, 2))
@@ -251,7 +251,10 @@ def test_the_attention_stem_equals_its_definition():
         np.testing.assert_allclose(root, roots, atol=1e-2)  # and below, with changed parameters, nearly so
         return evaluate(params, roots, [stand_alone_attention])
 
-    names = [f"root/{name}" for name in ("query_key", "values", "mixture_rows", "mixture_columns", "mixture_values")]
+    names = [
+        f"root/{name}"
+        for name in ("query_key_kernel", "values_kernel", "mixture_rows", "mixture_columns", "mixture_values")
+    ]
     out = compare(model, images, whole, names, tolerance=1e-2)
     assert out["root"].shape == (2, 3, 2, 32)
 

@@ -30,10 +30,11 @@ def test_processes_add_up(tmp_path):
     assert read(tmp_path) == [(0, 0)]
 
 
-def test_a_damaged_history_stops_no_training_but_is_not_recorded(tmp_path):
-    (tmp_path / "history.json").write_text("[{}]")
+@pytest.mark.parametrize("damaged", ["", "3", "{}", "[{}]", "[" * 100_000], ids=lambda damaged: damaged[:4])
+def test_a_damaged_history_stops_no_training_but_is_not_recorded(tmp_path, damaged):
+    (tmp_path / "history.json").write_text(damaged)
     with pytest.raises(UserError, match=r"cannot read history.json: it is not the history of a run"):
-        read_history(b"[{}]", "history.json")
+        read_history(damaged.encode(), "history.json")
     History(tmp_path, 10, jax.devices()).write(20)
     assert read(tmp_path) == [(10, 20)]
 

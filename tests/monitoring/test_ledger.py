@@ -137,6 +137,9 @@ def test_the_age_of_a_process_contains_its_imports():
     assert 0.03 < process_age() - age < 5
 
 
+NOW, HUGE = 1.8e9, "9" * 400  # seconds since 1970, and a number beyond floats
+
+
 def start(folder, first, total=100, clock=time.monotonic, ledger=None):
     return LedgerFile(folder, first, total, ledger or Ledger(clock=clock), clock)
 
@@ -186,15 +189,17 @@ def test_a_run_of_an_earlier_version_that_is_complete_gets_no_ledger(tmp_path):
 
 def test_the_sum_is_the_time_from_the_first_start_to_the_end_of_the_last():
     starts = [
-        row(0, 30, 5000.0, starting=10, compiling=5, step=30),
-        row(20, 40, 5100.0, starting=10, restoring=2, step=8, steps_done_again=10),
-        row(40, 60, 5125.0, starting=5, step=20),  # the clock was set back
+        row(0, 30, NOW, starting=10, compiling=5, step=30),
+        row(20, 40, NOW + 100, starting=10, restoring=2, step=8, steps_done_again=10),
+        row(40, 60, NOW + 125, starting=5, step=20),  # the clock was set back
     ]
     total = total_seconds(starts)
-    assert total[Category.IDLE] == 5100 - 5045 and total[Category.REDONE] == 10
+    assert total[Category.IDLE] == 100 - 45 and total[Category.REDONE] == 10
     assert sum(total.values()) == 45 + 55 + 30 + 25
     assert goodput(total) == pytest.approx(58 / 155)
     assert goodput(total_seconds([])) == 0 and ledger_lines([]) == []
+    unset = [row(0, 30, 12.0, step=30), *starts[1:]]  # the clock was not set before the second start
+    assert total_seconds(unset)[Category.IDLE] == 0
     longer = [dataclasses.replace(starts[0], complete=True), *starts[1:]]  # trained further: not idle in between
     assert total_seconds(longer)[Category.IDLE] == 0
     lines = ledger_lines(starts)
@@ -215,7 +220,13 @@ def test_the_sum_is_the_time_from_the_first_start_to_the_end_of_the_last():
         '[{"first": 0, "last": 3, "began": 1.0, "seconds": {"step": -1.0}}]',
         '[{"first": 0, "last": 3, "began": NaN, "seconds": {}}]',
         '[{"first": 0, "last": 3, "began": 1.0, "seconds": [1]}]',
+        f'[{{"first": 0, "last": 3, "began": 1.0, "seconds": {{"step": {HUGE}}}}}]',
+        f'[{{"first": 0, "last": 3, "began": {HUGE}, "seconds": {{}}}}]',
+        f'[{{"first": 0, "last": {HUGE}, "began": 1.0, "seconds": {{}}}}]',
+        '[{"first": 0, "last": 3, "began": 1.0, "seconds": {}, "saves": "x"}]',
+        "[" * 100_000,
     ],
+    ids=lambda damaged: damaged[:60],
 )
 def test_damage_costs_the_damaged_rows_alone(tmp_path, damaged):
     assert read_ledger(damaged.encode()) == []

@@ -1,14 +1,17 @@
 """Schedules and optimizers, against their formulas."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, optim
+from vit_jax import UserError, models, optim, tree
 from vit_jax.config import FIELDS, resolve_config
 from vit_jax.optim import make_lr_multipliers
+from vit_jax.optim.optimizer import DECAYED
 
 
 @pytest.fixture
@@ -96,6 +99,25 @@ def test_weight_decay_is_decoupled(config, decays, factor, amount):
     bias = 4.0 * (1 - amount) if decays == "all" else 4.0
     np.testing.assert_allclose(params["dense1"]["bias"], bias, rtol=1e-6)
     np.testing.assert_allclose(params["cls"], 3.0 * (1 - amount if decays == "all" else 1) + 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ViT-mu/4", {"pooling": "map", "registers": 1, "qk_norm": True, "layer_scale": 0.1}),
+        ("R+ViT-mu/16", {"stages": (1, 1, 1), "pre_logits": True, "activation": "swiglu"}),
+        ("Axial-ViT-mu/4", {"pooling": "gap"}),
+        ("BiT-R26x1", {"unit": "stand_alone", "root": "attention", "se_reduction": 16}),
+        ("BiT-R26x1", {"unit": "augmented"}),
+    ],
+)
+def test_every_projection_decays(name, fields):
+    """What does not is a vector of each layer, or a table whose rows stand for tokens, offsets or mixtures."""
+    model = models.create(name, **fields, resolution=32, num_classes=3)
+    decayed = tree.flatten(DECAYED["kernels"](models.parameter_shapes(model)))
+    kept = {name.rpartition("/")[2] for name, decays in decayed.items() if not decays}
+    table = "cls|probe|registers|position.*|relative_(line|rows|columns)|mixture_.*"
+    assert not [name for name in kept if not re.fullmatch(f"bias|scale|layer_scale[12]|{table}", name)]
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "rsqrt", "constant"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import UserError, optim, tree
-from vit_jax.config import OPTIMIZERS, check_config, resolve_config
+from vit_jax.config import OPTIMIZERS, check_config, check_resumes, resolve_config
 
 RATE, DECAY, STEPS = 0.05, 0.1, 20
 SHAPES = {
@@ -213,6 +213,29 @@ def test_fields_of_another_optimizer_are_refused(config, name):
             with pytest.raises(UserError, match=rf"optim.{field}={value} is not used by optim.name={name}, only by"):
                 check_config(config)
         config.optim[field] = None
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resumed_run_keeps_the_numbers_that_the_state_contains(config, name):
+    """The field of every number that `init` writes is refused, and those alone of an optimizer's own."""
+    config.optim.name = name
+    config = resolve_config(config)
+
+    def state(config):
+        params = tree.unflatten({name: jnp.ones(shape) for name, shape in SHAPES.items()})
+        rate = optim.make_schedule(config)
+        return optim.make_optimizer(config, rate, optim.UNSCALED).init(params)
+
+    numbers = [field for field, value in OPTIMIZERS[name].items() if isinstance(value, float)]
+    for field in numbers:
+        changed = config.copy_and_resolve_references()
+        changed.optim[field] *= 0.5
+        one, other = jax.tree.leaves(state(config)), jax.tree.leaves(state(changed))
+        if all(np.array_equal(*pair) for pair in zip(one, other, strict=True)):
+            check_resumes(config, changed, "here")
+        else:
+            with pytest.raises(UserError, match=rf"other settings \(optim.{field}: {config.optim[field]} -> "):
+                check_resumes(config, changed, "here")
 
 
 def test_the_values_of_the_authors():

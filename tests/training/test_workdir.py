@@ -196,6 +196,54 @@ def test_a_model_stays_though_its_checkpoint_was_lost(finished):
     assert steps(finished)[-1] == start + 1 < 10 and (finished / "model.npz").read_bytes() == model
 
 
+def test_a_finished_run_exports_what_it_stored(finished):
+    """Whatever the evaluations of the command that looks at it again, and whether its model is still there."""
+    files = [finished / name for name in ("model.json", "model.npz", "config.json")]
+    before = [path.read_bytes() for path in files]
+    config = configured()
+    config.evals.test.preprocess = "resize(16)|value_range(-1,1)"
+    files[0].unlink()
+    files[1].unlink()
+    train.train(config, finished)
+    assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.slow
+def test_adapters_name_the_weights_from_which_the_run_started(finished, tmp_path):
+    """Also if it is resumed, or its end is looked at again, with others or with none; and they are of its last step."""
+    workdir, weights = tmp_path / "adapted", tmp_path / "weights.npz"
+    for suffix in (".npz", ".json"):
+        shutil.copy(finished / f"model{suffix}", weights.with_suffix(suffix))
+
+    def run(init_from, total_steps):
+        config = configured(total_steps=total_steps, eval_every=2, init_from=init_from)
+        config.adapt.rank = 2
+        train.train(config, workdir)
+
+    def loaded():
+        found = workdir.parent / "found"
+        shutil.rmtree(found, ignore_errors=True)
+        found.mkdir()
+        for path in workdir.glob("adapter_*"):
+            shutil.copy(path, found)
+        (_, params), (_, merged) = vit_jax.load(workdir), vit_jax.load(found)
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), params, merged)
+        return json.loads((found / "adapter_config.json").read_text())["base_model_name_or_path"]
+
+    run(str(weights), 2)
+    for other in (None, str(finished / "checkpoints" / "4")):
+        run(other, 2)
+        assert loaded() == str(weights)
+    run(None, 4)
+    assert loaded() == str(weights)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        failing(patch, loader.DevicePrefetcher, "__next__", KeyboardInterrupt(), call=8)
+        poll = Checkpoints.poll
+        patch.setattr(Checkpoints, "poll", lambda self: (self.wait(), poll(self)))
+        run(None, 9)
+    assert not list(workdir.glob("adapter_*")) and not (workdir / "model.npz").exists()
+
+
 @pytest.mark.parametrize("part", ["", "/model.npz", "/checkpoints/8"])
 def test_a_run_does_not_replace_what_it_starts_from(part, finished):
     before = contents(finished)

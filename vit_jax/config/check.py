@@ -13,6 +13,7 @@ from vit_jax.config.fields import FIELDS
 from vit_jax.config.names import declared_name, flatten_config
 from vit_jax.config.optimizers import check_optimizer
 
+WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
 TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
 
 
@@ -51,6 +52,11 @@ def check_config(config: ConfigDict) -> None:
         (
             flat["total_steps"] is None and flat["total_epochs"] is None,
             "set the length of training with total_steps or total_epochs.",
+        ),
+        (
+            flat["cooldown_steps"] and flat["decay_type"] not in WITH_COOLDOWN,
+            f"decay_type={flat['decay_type']} has no cooldown; set cooldown_steps=0, or decay_type to "
+            f"{' or '.join(WITH_COOLDOWN)}.",
         ),
     )
     _check_teacher(config)
@@ -110,6 +116,8 @@ def _check_value(name: str, value: Any, field: Field) -> None:
             raise UserError(f"{name}={value} must be a whole number, or auto.")
         return
     numbers = value if isinstance(value, tuple) else (value,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise UserError(f"{name}={value} must be finite.")
     bounded = field.minimum > -math.inf or field.maximum < math.inf
     if bounded and not all(field.minimum <= number <= field.maximum for number in numbers):
         bounds = f"at least {field.minimum}" + (f" and at most {field.maximum}" if field.maximum < math.inf else "")

@@ -12,7 +12,7 @@ from vit_jax.config.optimizers import OPTIMIZERS
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
-MOST_DECAY = 1 - 1e-7  # of a moment: at 1 it would stay zero, and the update would be 0 / 0
+MOST_DECAY = 1 - 1e-7  # of a moment or an average: at 1 it would stay what it was at first, and nothing be learnt
 
 # fmt: off
 _ROWS = (
@@ -283,7 +283,7 @@ _ROWS = (
     Field("optim.eps", None, "added to the root of the second moment; unset: 1e-8, lamb 1e-6",
           optional=float, minimum=1e-16, synonyms="adam_epsilon epsilon opt_eps"),
     Field("optim.momentum", None, "decay of the momentum of sgd, adafactor, muon; unset: 0.9, muon 0.95",
-          optional=float, minimum=0, maximum=1),
+          optional=float, minimum=0, maximum=MOST_DECAY),
     Field("optim.moment_dtype", None, "of the first moment: float32 or bfloat16; unset: float32, adafactor's bfloat16",
           optional=str, choices=("float32", "bfloat16"), on_resume=REFUSED, synonyms="optim_dtype mu_dtype"),
     Field("optim.grad_dtype", "auto",
@@ -304,7 +304,7 @@ _ROWS = (
     Field("optim.frozen_blocks", 0, "blocks that are frozen from the first on, with the stem and the positions",
           minimum=0, on_resume=REFUSED, since="0.2", synonyms="freeze_blocks freeze_layers"),
     Field("optim.ema_decay", 0.0, "of a moving average of the weights, which is then evaluated and exported; 0: off",
-          minimum=0, maximum=1, on_resume=REFUSED, synonyms="ema model_ema model_ema_decay ema_rate"),
+          minimum=0, maximum=MOST_DECAY, on_resume=REFUSED, synonyms="ema model_ema model_ema_decay ema_rate"),
     Field("optim.sam_rho", 0.0, "length of the move by which SAM looks for larger losses, in two passes; 0: one pass",
           minimum=0, since="0.2", synonyms="rho sam"),
     Field("optim.sam_rho_min", None, "sam_rho when the learning rate has fallen to 0; unset: sam_rho is constant",

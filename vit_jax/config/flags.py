@@ -72,7 +72,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
             bare = not equals and isinstance(fields[key], bool)
             given[key] = parse_value(config, key, "true" if bare else text)
     config.update_from_flattened_dict(given)
-    unset_other_durations(config, set(given))
+    unset_other_durations(config, given)
     return CommandLine(config, workdir or f"workdirs/{recipe.file.stem}", recipe, frozenset(given))
 
 

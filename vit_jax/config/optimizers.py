@@ -17,6 +17,8 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
     "schedule_free_adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
 }
+# `optim.name` -> the fields whose values the state contains. The state goes on with them when a run is resumed.
+STORED_FIELDS: Mapping[str, tuple[str, ...]] = {"schedule_free_adamw": ("beta1",)}
 OWN_FIELDS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
 
 

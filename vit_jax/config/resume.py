@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config.field import OnResume
 from vit_jax.config.names import flatten_config, resume_rule
+from vit_jax.config.optimizers import STORED_FIELDS
 from vit_jax.config.stored import parse_config
 from vit_jax.storage import filesystem, unpin_revision
 
@@ -24,10 +25,12 @@ def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
         location: the workdir, for the message.
 
     Raises:
-        UserError: a field differs whose `OnResume` rule is REFUSED, or DATA if `data.accept_change` is not set.
+        UserError: a field differs whose `OnResume` rule is REFUSED or whose value the optimizer's state contains, or
+            DATA if `data.accept_change` is not set.
     """
     lines = _describe_changes(flatten_config(old), flatten_config(new))
-    refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED}
+    stored = [f"optim.{field}" for field in STORED_FIELDS.get(new.optim.name, ())]
+    refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED or name in stored}
     data = {name for name in lines if resume_rule(name) is OnResume.DATA}
     if new.data.accept_change:
         data = set()

@@ -1,8 +1,10 @@
 from .class_names import class_wnids as class_wnids
 from .description import describe_model as describe_model
+from .description import restore_model as restore_model
 from .formats import FORMATS as FORMATS
 from .formats import choose_target as choose_target
 from .google.catalog import list_models as list_models
+from .huggingface.hub import ADAPTER_FILES as ADAPTER_FILES
 from .huggingface.peft import save_adapter as save_adapter
 from .locate import MODEL_FILE as MODEL_FILE
 from .locate import digest_weights as digest_weights

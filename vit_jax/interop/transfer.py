@@ -8,9 +8,6 @@ from vit_jax import UserError, models, tree
 from vit_jax.config import Affects, model_fields
 from vit_jax.models import without_adapters
 
-# What is dropped: the whole pre-training head, and the [mask] embedding of masked patches. The new ones start at zero.
-HEAD_PREFIXES = ("head/", "distilled_head/", "pre_logits/", "mask")
-
 # Fields of config.model in which source and target must agree: always, and only if the head is kept.
 CONFIG_FIELDS, HEAD_FIELDS = (tuple(model_fields(affects)) for affects in (Affects.WEIGHTS, Affects.HEAD))
 HEADS = {"image": "classes of images", "patches": "masked patches", None: "classes of images"}
@@ -72,7 +69,7 @@ def adapt_parameters(
             "run starts with a new head."
         )
     leaves, rest = (
-        {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not name.startswith(HEAD_PREFIXES)}
+        {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not models.is_head(name)}
         for all in (params, without_adapters(wanted))
     )
     leaves = models.resample_parameters(leaves, source.spec, target.spec, method)

@@ -174,6 +174,13 @@ def _load_adapted(
         source, loaded = load(base, resample=method, **sizes)
     except UserError as error:
         raise UserError(f"cannot load the weights to adapt: {printable(error)}") from None
+    digest = notes.get(peft.DIGEST)
+    if digest and digest != locate.digest_weights(base):
+        logging.getLogger(__name__).warning(
+            "%s: these weights are not the file with which the adapters were trained; if they are not the same weights "
+            "in another layout, write the path of those into base_model_name_or_path",
+            base,
+        )
     if stated:
         model = _create_as_stored(stated.model, stated.keywords, given)
     else:

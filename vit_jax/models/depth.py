@@ -6,8 +6,8 @@ from vit_jax import UserError, refuse, tree
 from vit_jax.tree import ArrayTree
 
 STACK = "encoder/blocks/"  # how the names of stacked parameters [depth, ...] begin, which have a row for each block
-_HEAD = re.compile("(distilled_)?head/.*")
-_AFTER = re.compile(f"(encoder/norm|map_head|pooled_norm|pre_logits)/.*|{_HEAD.pattern}")
+_HEAD = re.compile("((distilled_)?head|pre_logits)/.*|mask")
+_AFTER = re.compile("(encoder/norm|map_head|pooled_norm|pre_logits|(distilled_)?head)/.*")
 
 
 def is_stacked(name: str) -> bool:
@@ -16,7 +16,10 @@ def is_stacked(name: str) -> bool:
 
 
 def is_head(name: str) -> bool:
-    """Returns whether a parameter belongs to a classifier."""
+    """Returns whether a parameter belongs to the head, which a run does not take from the weights that it starts from.
+
+    These are the classifiers, the tanh layer before them, and the [mask] embedding of masked patches.
+    """
     return _HEAD.fullmatch(name) is not None
 
 

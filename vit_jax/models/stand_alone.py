@@ -170,8 +170,8 @@ class AttentionRoot(nn.Module):
         """Returns `width` channels at a quarter of the rows and columns."""
         (batch, height, width, channels), side, size = x.shape, STEM_BLOCK, self.width // STEM_HEADS
         x = x.reshape(batch, height // side, side, width // side, side, channels)
-        kernel = self.param("query_key", lecun_normal(), (channels, 2, self.width))
-        kernels = self.param("values", lecun_normal(batch_axis=0), (STEM_MIXTURES, channels, self.width))
+        kernel = self.param("query_key_kernel", lecun_normal(), (channels, 2, self.width))
+        kernels = self.param("values_kernel", lecun_normal(batch_axis=0), (STEM_MIXTURES, channels, self.width))
         rows, columns, mixtures = (
             self.param(f"mixture_{name}", normal(size**-0.5), (count, size))
             for name, count in (("rows", side), ("columns", side), ("values", STEM_MIXTURES))

@@ -17,6 +17,7 @@ from vit_jax.machine import describe_hardware
 from vit_jax.storage import atomic_write
 
 HISTORY = "history.json"
+EVERY = {"first", "last", "seconds", "hardware"}  # the keys that every process has
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -55,8 +56,8 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
     """
     try:
         processes = json.loads(text)
-        valid = all({"first", "last", "seconds", "hardware"} <= process.keys() for process in processes)
-    except (ValueError, AttributeError, TypeError):
+        valid = isinstance(processes, list) and all(process.keys() >= EVERY for process in processes)
+    except (ValueError, AttributeError, TypeError, RecursionError):
         valid = False
     if not valid:
         raise UserError(f"cannot read {path}: it is not the history of a run; move the file away.")

@@ -18,6 +18,7 @@ from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 
 LEDGER = "ledger.json"
+CLOCK_SET = 1.6e9  # in 2020: an earlier time is that of a machine whose clock was not set yet
 INTERVAL = 5.0  # seconds between two writes: a start that is killed has less unwritten
 
 
@@ -54,11 +55,11 @@ def read_ledger(text: bytes) -> list[Start]:
     """Returns the starts of a run from the text of its file. Damaged rows are left out: no run depends on them."""
     try:
         rows = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     starts = []
     for row in rows if isinstance(rows, list) else ():
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError):
             starts.append(_start_from_json(row))
     return starts
 
@@ -66,7 +67,11 @@ def read_ledger(text: bytes) -> list[Start]:
 def _start_from_json(row: dict[str, Any]) -> Start:
     start = Start(**row)
     seconds = {str(Category(name)): float(spent) for name, spent in start.seconds.items()}
-    if not (0 <= start.first <= start.last and math.isfinite(start.end) and min(seconds.values(), default=0.0) >= 0):
+    counts = start.first, start.last, start.saves
+    whole = all(isinstance(count, int) and 0 <= count < 2**31 for count in counts)
+    if not (
+        whole and start.first <= start.last and math.isfinite(start.end) and min(seconds.values(), default=0.0) >= 0
+    ):
         raise ValueError("no row of a ledger")
     return dataclasses.replace(start, seconds=seconds)
 
@@ -76,14 +81,16 @@ def total_seconds(starts: Sequence[Start]) -> dict[Category, float]:
 
     They add up to the time from the first start to the end of the last. A run that was complete and is trained further
     was not idle in between. Where a clock was set back, a start seems to begin before the end of the one before it. No
-    idle time is then counted between the two.
+    idle time is then counted between the two, nor after a start on a machine whose clock was not set, which seems to
+    begin in 1970.
     """
     total = dict.fromkeys(Category, 0.0)
     for start in starts:
         for name, spent in start.seconds.items():
             total[Category(name)] += spent
     for before, after in itertools.pairwise(starts):
-        total[Category.IDLE] += 0.0 if before.complete else max(after.began - before.end, 0.0)
+        known = before.began > CLOCK_SET and not before.complete
+        total[Category.IDLE] += max(after.began - before.end, 0.0) if known else 0.0
     return total
 
 

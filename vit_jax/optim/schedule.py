@@ -45,7 +45,6 @@ DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.Arr
     "rsqrt": _rsqrt,
     "constant": lambda config, step, p: jnp.ones((), jnp.float32),
 }
-WITH_COOLDOWN = ("rsqrt", "constant")
 
 
 def make_schedule(config: ConfigDict) -> LearningRate:
@@ -66,7 +65,7 @@ def make_schedule(config: ConfigDict) -> LearningRate:
         multiple = jnp.asarray(decay(config, step, jnp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)))
         if warmup:
             multiple *= jnp.minimum(1.0, step / warmup)
-        if cooldown and config.decay_type in WITH_COOLDOWN:
+        if cooldown:
             multiple *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
         return multiple
 

@@ -43,8 +43,8 @@ PARAMETER_DIMENSIONS = {
     # The weights of a filter stay on one device, which standardises them.
     r"conv(\d|_proj|_qkv|_out)?/kernel": ("kernel_rows", "kernel_columns", "channels", "filters"),
     "relative_(line|rows|columns)": ("offsets", "head_dim"),
-    "query_key": ("channels", "qkv", "filters"),
-    "values": ("mixtures", "channels", "filters"),
+    "query_key_kernel": ("channels", "qkv", "filters"),
+    "values_kernel": ("mixtures", "channels", "filters"),
     "mixture_(rows|columns|values)": ("mixtures", "head_dim"),
     "reduce/kernel": ("width", "hidden"),
     "reduce/bias": ("hidden",),

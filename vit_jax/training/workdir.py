@@ -69,7 +69,7 @@ class Workdir:
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
         model = interop.describe_model(program.model)
-        self._about = {"model": model, "data": info.fingerprint, "sample": info.sample}
+        self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
         self._about |= {"teacher": {"source": teacher.source} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
@@ -88,6 +88,9 @@ class Workdir:
             self._given, self._origin = dict[str, Any](), "random weights"
             if source is not None and not resumes:
                 self._given, self._origin = load_init(source, config, program, info.class_names)
+                if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
+                    digest = interop.digest_weights(source)
+                    self._about["start"] = {"weights": source, "resample": config.resample, "digest": digest}
             undone.pop_all()
 
     def __enter__(self) -> "Workdir":
@@ -125,6 +128,8 @@ class Workdir:
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
             self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
+            stored = ("start", "model") if self._is_complete() else ("start",)
+            self._about |= {key: restored.about[key] for key in stored if key in restored.about}
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.location} after step {self.start}."
@@ -227,7 +232,7 @@ class Workdir:
     def poll(self) -> None:
         """Checks, without waiting, the checkpoint that is being written.
 
-        Once a checkpoint is newer than an exported model of a shorter run, that model is deleted.
+        Once a checkpoint is newer than an exported model of a shorter run, that model and its adapters are deleted.
 
         Raises:
             UserError: the disk or the store refused the checkpoint, or does not answer.
@@ -236,10 +241,12 @@ class Workdir:
             self._checkpoints.poll()
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
-            try:
-                self._mirror.unlink(interop.MODEL_FILE)  # the model of a shorter run
-            except UserError as error:
-                logging.getLogger(__name__).warning("could not delete the older %s: %s", interop.MODEL_FILE, error)
+            adapters = interop.ADAPTER_FILES if self._config.adapt.rank else ()
+            for name in (interop.MODEL_FILE, *adapters):
+                try:
+                    self._mirror.unlink(name)  # of a shorter run
+                except UserError as error:
+                    logging.getLogger(__name__).warning("could not delete the older %s: %s", name, error)
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is finished.
@@ -253,22 +260,24 @@ class Workdir:
     def export(self, state: TrainState) -> str:
         """Writes the weights as `model.npz` and `model.json`, and LoRA adapters if any; returns the path of the .npz.
 
-        All hosts must call it. The arrays are gathered one at a time.
+        All hosts must call it. The arrays are gathered one at a time. The model is described as in the checkpoint: if
+        no step was left to make, the settings of this process had no effect on it.
         """
         self.wait()
+        model = interop.restore_model(self._about["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
         if self._history:
             self._history.write(self._config.total_steps)
         if jax.process_index() == 0:
-            interop.save(self.path / interop.MODEL_FILE, self._program.model, weights)
+            interop.save(self.path / interop.MODEL_FILE, model, weights)
         else:
             for leaf in jax.tree.leaves(weights):  # gathers in the same order as host 0, and drops the result
                 np.asarray(leaf)
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
             if jax.process_index() == 0:
-                start = self._config.init_from, self._config.resample
-                interop.save_adapter(self.path, self._program.model, trained, adapt.rank, adapt.alpha, *start)
+                start = self._about.get("start", {})
+                interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
         self.ledger.complete()
         with self._writing():
             self._mirror.flush()

@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax import UserError, printable, tree, user_errors
 from vit_jax.interop import archives, description
 from vit_jax.interop.huggingface import hub, layout
-from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY
+from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
 from vit_jax.interop.pytorch import json_text
 from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
@@ -28,7 +28,13 @@ from vit_jax.tree import ArrayTree
 CONFIG, WEIGHTS = hub.ADAPTER_FILES
 PREFIX = "base_model.model."  # the prefix of all names
 ENDS = (".lora_A.weight", ".lora_B.weight")
-HEADS = ("head", "distilled_head")
+MASK = "mask"  # the [mask] embedding, by the same name in the file
+# Our name of a layer of the head -> its names in files, ours first.
+HEADS = {
+    "head": ("head", *(names["head"].removesuffix(".") for names in CLASSIFIERS.values())),
+    "distilled_head": ("distilled_head", CLASSIFIERS[True]["distilled_head"].removesuffix(".")),
+    "pre_logits": ("pre_logits", VIT.pre_logits.removesuffix(".")),
+}
 # Fields of a configuration that change what an adapter computes -> the values that are supported.
 SUPPORTED = {
     "peft_type": ("LORA",),
@@ -51,7 +57,8 @@ UNSUPPORTED = [  # such fields of which no value is supported
     "use_qalora",
     "velora_config",
 ]
-METHOD = "resample"  # the key of the note that says how learned positions were resampled
+# Keys of notes in a file's header: how learned positions were resampled, and the digest of the weights to adapt.
+METHOD, DIGEST = "resample", "base_digest"
 
 
 class Adapter(NamedTuple):
@@ -122,9 +129,9 @@ def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, A
     fields: dict[str, Any] = {
         "num_classes": len(arrays[f"{heads['head']}.weight"]),
         "class_names": None,
-        "pre_logits": False,
-        "representation_size": 0,
-        "distilled_head": len(heads) == 2,
+        "pre_logits": "pre_logits" in heads,
+        "representation_size": len(arrays[f"{heads['pre_logits']}.weight"]) if "pre_logits" in heads else 0,
+        "distilled_head": "distilled_head" in heads,
     }
     if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
         fields["pooling"] = "token_gap"  # what its classifier reads
@@ -150,6 +157,8 @@ def add_adapter(
     for head, linear in _head_names(left).items():
         params[f"{head}/kernel"] = left.pop(f"{linear}.weight").T
         params[f"{head}/bias"] = left.pop(f"{linear}.bias", np.zeros(params[f"{head}/kernel"].shape[1], np.float32))
+    if MASK in left:
+        params[MASK] = left.pop(MASK)
     if left:
         raise UserError(f"{WEIGHTS} has {printable(next(iter(left)))}, which cannot be added to {model.name}")
     return params
@@ -161,15 +170,8 @@ def has_head(arrays: Mapping[str, np.ndarray]) -> bool:
 
 
 def _head_names(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Returns our name of a head -> the name of its linear layer, for the heads in a file."""
-    names = {
-        head: [head, *(linears[head].removesuffix(".") for linears in CLASSIFIERS.values() if head in linears)]
-        for head in HEADS
-    }
-    layer_names = {
-        head: next((name for name in each if f"{name}.weight" in arrays), None) for head, each in names.items()
-    }
-    return {head: name for head, name in layer_names.items() if name is not None}
+    """Returns our name of a layer of the head -> its name in a file, for the layers that the file has."""
+    return {head: name for head, names in HEADS.items() for name in names if f"{name}.weight" in arrays}
 
 
 def _adapted_kernels(
@@ -230,8 +232,9 @@ def save_adapter(
     trained: ArrayTree,
     rank: int,
     alpha: float,
-    base: str | None = None,
+    weights: str | None = None,
     resample: str = "linear",
+    digest: str = "",
 ) -> None:
     """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
 
@@ -241,16 +244,18 @@ def save_adapter(
         trained: the factors of the adapters and the heads, as NumPy arrays.
         rank: the rank of the adapters.
         alpha: the adapters are multiplied by alpha / rank.
-        base: the path or name by which PEFT and `weights.load` find the weights that are adapted; None: unknown.
+        weights: the path or name by which PEFT and `weights.load` find the weights that are adapted; None: unknown.
         resample: how the learned positions of these weights were resampled to the model's resolution.
+        digest: the digest of these weights, as `locate.digest_weights` returns it; empty: unknown.
 
     Raises:
         UserError: the files cannot be written.
     """
     arrays = adapter_arrays(model.vit, trained)
     layers = [name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])]
-    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in arrays if not name.endswith(ENDS)}
-    name, revision = _state_base(base) if base else (None, "")
+    heads = [name.removeprefix(PREFIX) for name in arrays if not name.endswith(ENDS)]
+    saved = {name.removesuffix(".weight").removesuffix(".bias") for name in heads}
+    name, revision = _state_base(weights) if weights else (None, "")
     described = {
         "peft_type": "LORA",
         "r": rank,
@@ -266,7 +271,7 @@ def save_adapter(
         "task_type": None,
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
-        notes = description.header_notes(model) | {METHOD: resample}
+        notes = description.header_notes(model) | {METHOD: resample, DIGEST: digest}
         file = files.enter_context(atomic_write(folder / WEIGHTS))
         archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
         files.enter_context(atomic_write(folder / CONFIG)).write_text(json_text(described), encoding="utf-8")
@@ -307,6 +312,8 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
                 rank = down.shape[-1]
                 arrays[f"{PREFIX}{linear}.lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
                 arrays[f"{PREFIX}{linear}.lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
+    if MASK in leaves:
+        arrays[f"{PREFIX}{MASK}"] = leaves[MASK]
     for head in HEADS:
         if f"{head}/kernel" in leaves:
             linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")
