@@ -39,7 +39,7 @@ def held_out(name: str) -> ConfigDict:
     config.data.split = "train[:99%]"
     config.data.num_examples = 1_268_355
     with config.unlocked():
-        config.evals.minival = ConfigDict(config.evals.test)
+        config.evals.minival = base.evaluation(**config.evals.test)
     config.evals.minival.split = "train[99%:]"
     config.checkpoint.best_metric = "minival/accuracy"
     return config

@@ -451,6 +451,23 @@ def test_requests_are_read():
     assert [*found] == ["fewshot", "test"] and found.test.source == "tfds:cifar10"
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_requests_share_no_field(stored, tmp_path):
+    config = base.get_config()
+    if stored:
+        save_config(config, tmp_path / "config.json")
+        config = load_config(tmp_path / "config.json")
+    words = ["a=test:source=digits", "knn:source=tfds:cifar10,folder:a/pets", "test:source=b,c,every=5", "test"]
+    found = request_evaluations(words, dict(config.evals.items()), None)
+    sources = {"a": "digits", "knn_cifar10": "tfds:cifar10", "knn_pets": "folder:a/pets", "test_b": "b", "test_c": "c"}
+    assert {name: one.source for name, one in found.items()} == {**sources, "test": None}
+    assert (found.test_b.every, found.test_c.every, found.test.every) == (5, 5, None)
+    recipe = f"{ROOT}/configs/vit_b16_imagenet2012_augreg.py"
+    found = request_evaluations([recipe], {}, None)
+    found.test.source, found.test.every = "digits", 3
+    assert (found.minival.source, found.minival.every) == ("tfds:imagenet2012", None)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -137,6 +137,7 @@ def test_words_that_are_no_fields_are_answered():
     for words, answer in (
         (["--config.model.dept=3"], "did you mean 'model.depth'"),
         (["--config.model.depth=x"], "must be a whole number"),
+        (["--config.model.name=ViT-S/16"], "name the models to measure with --models=ViT-S/16"),
         (["--minute=3"], "unexpected '--minute=3'; fields are written --config.KEY=VALUE."),
     ):
         with pytest.raises(UserError, match=re.escape(answer)):

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from vit_jax.evals import scores
 from vit_jax.tasks import Classify
 
 LOGITS = jnp.array([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
@@ -105,3 +107,13 @@ def test_images_without_a_label_are_left_out_and_logits_that_are_no_numbers_are_
     logits = jnp.array([[9.0, 1, 0], [9, 1, 0], [jnp.nan] * 3, [0, 1, 9]])
     sums = Classify(3).metric_sums(logits, jnp.array([0, -1, 0, 2]), jnp.array([1.0, 1, 1, 0]))
     assert (sums["n"], sums["accuracy"], sums["top5"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_images_of_several_labels_that_have_none_are_left_out(loss):
+    logits = np.array([[9.0, 1, 0], [9, 1, 0], [0, 9, 1], [9, 1, 0]], np.float32)
+    labels = np.array([[0, 1], [-1, -1], [0, -1], [-1, -1]])
+    sums = Classify(3, loss).metric_sums(jnp.array(logits), jnp.array(labels), jnp.ones(4))
+    some = Classify(3, loss).metric_sums(jnp.array(logits[::2]), jnp.array(labels[::2]), jnp.ones(2))
+    assert sums["n"] == 2 and sums["accuracy"] / sums["n"] == scores.top_k_accuracy(logits, labels) == 0.5
+    assert sums == some

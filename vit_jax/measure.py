@@ -246,6 +246,8 @@ def read_config(arguments: list[str]) -> tuple[ConfigDict, frozenset[str]]:
         if not argument.startswith("--config.") or not equals:
             raise UserError(f"unexpected {argument!r}; fields are written --config.KEY=VALUE.")
         choose("config field", name, flatten_config(config), "vit_jax/config/fields.py")
+        if name == "model.name":
+            raise UserError(f"{argument} changes nothing here; name the models to measure with --models={text}.")
         given[name] = parse_value(config, name, text)
     config.update_from_flattened_dict(given)
     return config, frozenset(given)

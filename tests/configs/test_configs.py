@@ -139,6 +139,20 @@ def test_configs_are_recipes():
             assert shapes == {(resolution, resolution, 3)}
 
 
+def test_evaluations_of_a_recipe_share_no_field():
+    for name in CONFIGS:
+        config = importlib.import_module(f"configs.{name}").get_config()
+        evaluations = dict(config.evals.items())
+        for changed, evaluation in evaluations.items():
+            for field, value in evaluation.items():
+                before = {other: one.to_dict() for other, one in evaluations.items()}
+                kind = evaluation.get_type(field)
+                evaluation[field] = f"{value}!" if kind is str else (*value, 7) if kind is tuple else kind(7.5)
+                after = {other: one.to_dict() for other, one in evaluations.items()}
+                assert after.pop(changed) != before.pop(changed), (name, changed, field)
+                assert after == before, (name, changed, field)
+
+
 def test_configs_survive_the_disk(tmp_path):
     for name in CONFIGS:
         config = importlib.import_module(f"configs.{name}").get_config()

@@ -95,6 +95,11 @@ def test_what_cannot_be_recorded(tmp_path):
         make_record(str(run), "name", [{"step": 5, "knn/1nn": 0.1, "weights": "0", "evals": {}}])
     with pytest.raises(UserError, match="is at step 9 of 10; finish the run first"):
         make_record(str(write_run(tmp_path / "unfinished", last=9)), "name")
+    unevaluated = write_run(tmp_path / "unevaluated")
+    lines = (unevaluated / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (unevaluated / "metrics.jsonl").write_text("".join(lines[:2]))  # trained to the end; its last accuracy is of step 5
+    with pytest.raises(UserError, match="is not evaluated at its last step, 10; finish the run first"):
+        make_record(str(unevaluated), "name")
     (run / "history.json").unlink()
     with pytest.raises(UserError, match=r"contains no history\.json, since an earlier version of vit_jax trained"):
         make_record(str(run), "name")

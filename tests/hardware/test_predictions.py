@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests.hardware.helpers import make_bench
+from vit_jax import UserError
 from vit_jax.hardware import collectives, published, steps
 from vit_jax.hardware.bench import Timing
 from vit_jax.hardware.workloads import MeasuredStep
@@ -63,6 +64,15 @@ def test_slow_devices_get_fewer_images():
     bench.step_seconds = 0.0
     assert MeasuredStep.choose(bench, "ViT-mu/16").images == 1
     assert whole.config.batch == 8 * whole.images
+
+
+def test_a_batch_that_is_given_is_measured():
+    bench = make_bench("--config.batch=24", "--config.mesh.data=4", "--config.mesh.tensor=2")
+    bench.product_flops, bench.step_seconds = 1e9, 0.0
+    workload = MeasuredStep.choose(bench, "ViT-mu/16")
+    assert (workload.images, workload.config.batch) == (6, 24)
+    with pytest.raises(UserError, match="batch=12 is not divisible by"):
+        make_bench("--config.batch=12")
 
 
 @pytest.mark.slow

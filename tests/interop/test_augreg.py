@@ -21,6 +21,7 @@ ROWS = (
     ("B_16", "i21k", 0.46, "imagenet2012", 384, 0.86, 86e6, 600, "medium1"),
     ("B_16", "i21k", 0.45, "imagenet2012", 384, 0.87, 86e6, 600, "strong1"),
     ("S_16", "i21k", 0.40, "imagenet2012", 384, 0.83, 22e6, 2000, "light1"),
+    ("S_16", "i21k", 0.20, "imagenet2012", 384, 0.70, 22e6, 2000, "heavy1"),
     ("R_Ti_16", "i21k", 0.30, "cifar100", 224, 0.9, 6e6, 5000, "none"),
     ("B_16", "i1k", 0.80, "cifar100", 224, 0.9, 86e6, 600, "strong2"),
 )
@@ -61,11 +62,12 @@ def test_the_index_is_a_query(index):
     # The pre-trained model decides, then the adapted one: not the best accuracy after adaptation.
     assert found(model="ViT-B/16", adapted_to="imagenet2012", best=True) == [best[1]]
     assert found(adapted_to="imagenet2012", max_params=30e6) == [
-        names("S_16", *ROWS[3][1:2], "light1", *ROWS[3][3:5])[1]
+        names("S_16", "i21k", aug, "imagenet2012", 384)[1] for aug in ("light1", "heavy1")
     ]
     assert [name[:4] for name in found(min_images_per_sec=1000, best=True)] == ["S_16", "R_Ti"]
     assert len(found(data="i1k")) == 1 and len(found(pattern="*strong1*")) == 1
     table = vit_jax.list_models(source="augreg", best=True)
+    assert [one.final_val for one in table] == [0.46, 0.4, 0.3]
     assert {one.model for one in table} == {"ViT-B/16", "ViT-S/16", "R+ViT-Ti/16"}
     assert "final_val" in repr(table).splitlines()[0] and "<td" in table._repr_html_()
 

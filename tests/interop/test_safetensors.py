@@ -255,11 +255,36 @@ def test_a_folder_of_weights_is_not_taken_for_a_run(tmp_path):
         assert not loaded_model.is_run(tmp_path / layout)
     assert not loaded_model.is_run("hf-hub:owner/name") and not loaded_model.is_run("ViT-B/16-imagenet21k")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match="it is the workdir of a run; choose another folder"):
-        vit_jax.save(tmp_path / "run", *small(), layout="timm")
+    for layout in ("timm", "huggingface", "ours"):
+        with pytest.raises(UserError, match="it is the workdir of a run; choose another folder"):
+            vit_jax.save(tmp_path / "run", *small(), layout=layout)
     (tmp_path / "run" / "config.json").write_text("{}")
     vit_jax.save(tmp_path / "run" / "exported.safetensors", *small())
     assert loaded_model.is_run(tmp_path / "run")
+
+
+def test_what_is_written_last_into_a_folder_is_loaded_or_nothing_is_written(tmp_path):
+    layouts = ("timm", "ours", "huggingface", "ours")
+    for seed, layout in enumerate(layouts):
+        model, params = small(seed)
+        try:
+            vit_jax.save(tmp_path / "folder", model, params, layout=layout)
+        except UserError as error:
+            assert layout == "huggingface" and "model.npz, which is there already, would be loaded" in str(error)
+            continue
+        chex.assert_trees_all_equal(vit_jax.load(tmp_path / "folder")[1], params)
+        assert layout != "huggingface"
+
+
+@pytest.mark.parametrize("content", ['{"version": 2, "model": {}}', "a line\nof text", "[1]"])
+def test_a_description_replaces_no_other_file(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json: the file that is there does not describe a model; choose an"):
+        vit_jax.save(tmp_path / "config.npz", *small())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == content
+    for _ in range(2):
+        vit_jax.save(tmp_path / "other.npz", *small())
 
 
 def test_two_files_of_one_name_have_a_description_each(tmp_path):

@@ -34,7 +34,8 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     """Returns the configuration of an evaluation, with defaults for the fields that are not given.
 
     A recipe adds an evaluation with two lines: `with config.unlocked():` and
-    `config.evals.NAME = base.evaluation("fewshot")`.
+    `config.evals.NAME = base.evaluation("fewshot")`, or `base.evaluation(**config.evals.test)` for a copy. A
+    `ConfigDict(config.evals.test)` is none: both would share the fields that are unset.
 
     Args:
         kind: the kind of evaluation, a key of `EVAL_KINDS`.

@@ -104,7 +104,7 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
         yield from _recipe_evaluations(word)
         return
     if what in own:
-        start, name = ConfigDict(own[what]), name or what
+        start, name = evaluation(**own[what]), name or what
     else:
         start = evaluation(choose("evaluation or kind of evaluation", what, [*own, *EVAL_KINDS]))
         start.preprocess = preprocess or start.preprocess
@@ -112,7 +112,7 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
     label = name or "_".join([what, *(source_label(value[0]) for field, value in given.items() if field == "source")])
     several = [field for field, values in given.items() if len(values) > 1]
     for values in itertools.product(*given.values()):
-        requested, chosen = ConfigDict(start), dict(zip(given, values, strict=True))
+        requested, chosen = evaluation(**start), dict(zip(given, values, strict=True))
         for field, value in chosen.items():
             requested[field] = parse_value(start, field, value, "in --evals, ")
         parts = [name or what, *(source_label(chosen[field]) for field in several)]
@@ -147,4 +147,4 @@ def parse_fields(text: str, start: ConfigDict) -> dict[str, list[str]]:
 def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:
     config, _ = parse_command_line(["", f"--config={recipe}"])
     for name, own in config.evals.items():
-        yield name, ConfigDict({**own, "source": own.source or config.data.source})
+        yield name, evaluation(**{**own, "source": own.source or config.data.source})

@@ -94,13 +94,15 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
             are added to those of the run.
 
     Raises:
-        UserError: there is no run, the run is not finished, or see `check_evaluation`.
+        UserError: there is no run, the run is not finished or not evaluated at its end, or see `check_evaluation`.
     """
     run = read_run(workdir, name)
     config, step = run.config, run.step
     metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.last.items()}
     if step < config.total_steps or not metrics:
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
+    if not run.is_complete:
+        raise UserError(f"{workdir} is not evaluated at its last step, {step:,}; finish the run first.")
     if not run.processes:
         old = "an earlier version of vit_jax trained this run"
         raise UserError(f"{workdir} contains no history.json, since {old}; train it again.")

@@ -91,25 +91,31 @@ class MeasuredStep:
 
     @classmethod
     def of(cls, bench: Bench, name: str, images: int | None = None) -> "MeasuredStep":
-        """Returns the step of a model with `images` images on a device; None: as many as its kept schedules have.
+        """Returns the step of a model with `images` images on a device.
+
+        None: those of the batch that the command line gives, or else as many as the model's kept schedules have.
 
         Raises:
             UserError: the configuration is wrong.
         """
+        parts = bench.mesh.devices.size // bench.mesh.shape["tensor"]
+        if "batch" in bench.given:
+            images = bench.config.batch // parts
         images = images or IMAGES_PER_DEVICE.get(name, min(IMAGES_PER_DEVICE.values()))
         config = bench.config.copy_and_resolve_references()
-        config.model.name = name
-        config.batch = images * bench.mesh.devices.size // bench.mesh.shape["tensor"]
-        config.resolution = bench.config.resolution
+        config.model.name, config.batch = name, images * parts
         return cls(name, images, config, macs_per_image(model_without_data(config)))
 
     @classmethod
     def choose(cls, bench: Bench, name: str) -> "MeasuredStep":
         """Returns the step of a model with as many images as `bench.step_seconds` allow, by the rate of products.
 
-        They are at most as many as its kept schedules have, and at least one.
+        They are at most as many as its kept schedules have, and at least one. A batch that the command line gives is
+        not made smaller.
         """
         workload = cls.of(bench, name)
+        if "batch" in bench.given:
+            return workload
         images, rate = workload.images, bench.product_flops
         while images > 1 and rate and 6 * workload.macs * images / rate > bench.step_seconds:
             images = max(1, images // SHRINK)

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax import UserError, choose
-from vit_jax.interop import own_layout, torch_files
+from vit_jax.interop import description, own_layout, torch_files
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.google import models
+from vit_jax.interop.locate import MODEL_FILE
+from vit_jax.interop.pytorch import read_json
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -34,18 +36,38 @@ class Target(NamedTuple):
     is_folder: bool
     layout: str
 
-    def make_folder(self, names: Iterable[str]) -> None:
-        """Creates the folder of the file and of the describing files `names`. Does nothing unless `is_folder`.
+    def prepare(self, names: Iterable[str]) -> None:
+        """Checks that the file can be written with its describing files, and creates its folder if `is_folder`.
+
+        Args:
+            names: the names of the describing files.
 
         Raises:
-            UserError: the folder is the workdir of a run, whose `config.json` would be replaced.
+            UserError: the folder is the workdir of a run, `load` would take another file of the folder, or a file of
+                another kind would be replaced by a description.
             OSError: the folder cannot be created.
         """
         folder = self.file.parent
-        if self.is_folder:
-            if "config.json" in names and (folder / "checkpoints").is_dir():
-                raise UserError(f"cannot write {folder}: it is the workdir of a run; choose another folder.")
-            folder.mkdir(parents=True, exist_ok=True)
+        if not self.is_folder:
+            for name in names:
+                _check_description_or_absent(folder / name)
+            return
+        if (folder / "checkpoints").is_dir():
+            raise UserError(f"cannot write {folder}: it is the workdir of a run; choose another folder.")
+        if self.file.name != MODEL_FILE and (folder / MODEL_FILE).exists():
+            first = f"its {MODEL_FILE}, which is there already, would be loaded instead"
+            raise UserError(f"cannot write {folder}: {first}; remove that file, or choose another folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _check_description_or_absent(path: Path) -> None:
+    """Raises UserError if there is a file that does not describe a model."""
+    try:
+        if path.exists():
+            description.check_description(read_json(path))
+    except UserError as error:
+        why = "the file that is there does not describe a model"
+        raise UserError(f"cannot write the description {path}: {why}; choose another name.") from error
 
 
 def choose_target(path: str | Path, layout: str | None) -> Target:

@@ -79,7 +79,7 @@ def save(
 
     Args:
         path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and the files that describe
-            the model.
+            the model. A folder is not that of a run, and has no other weights that `load` would take.
         model: the model of the parameters.
         params: the parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
         layout: one of `formats.FORMATS`: ours; google, the layout of vision_transformer; big_vision; timm or
@@ -87,7 +87,8 @@ def save(
         dtype: the dtype of the arrays in the file: float32, float16 or bfloat16.
 
     Raises:
-        UserError: the path has another ending or cannot be written, the parameters are not those of the model, the
+        UserError: the path has another ending or cannot be written, the description would replace a file of another
+            kind, the parameters are not those of the model, the
             layout cannot express the model, or a value is beyond the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
@@ -104,7 +105,7 @@ def save(
     texts = chosen.describing_files(target.file.name, model) if is_described else {}
     notes = description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
-        target.make_folder(texts)
+        target.prepare(texts)
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
         for name, text in texts.items():
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")

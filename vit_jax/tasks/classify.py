@@ -110,10 +110,10 @@ class Classify:
         """Returns `n`, `accuracy`, `top5` and `loss`, each summed over the rows whose `mask` is 1.
 
         The loss is computed from the labels without smoothing or mixing. For an image with several labels, any of them
-        counts as correct. If images have one label each, a negative label means none, and the row is left out. A row
-        with a logit that is NaN counts as wrong.
+        counts as correct. A negative label means none; the row of an image without a label is left out. A row with a
+        logit that is NaN counts as wrong.
         """
-        mask = mask * (labels >= 0) if labels.ndim == 1 else mask
+        mask = mask * (labels >= 0).reshape(len(labels), -1).any(axis=1)
         plain = dataclasses.replace(self, label_smoothing=0.0)
         _, best = jax.lax.top_k(logits, min(5, self.num_classes))
         hits = best == labels[:, None] if labels.ndim == 1 else (best[..., None] == labels[:, None]).any(axis=-1)

@@ -106,7 +106,10 @@ def list_checkpoints(
     ]
     checkpoints.sort(key=lambda one: (one.final_val, one.adapted_val or 0), reverse=True)
     if best:
-        checkpoints = list({one.model: one for one in reversed(checkpoints)}.values())[::-1]
+        best_of = dict[str, AugRegCheckpoint]()
+        for one in checkpoints:
+            best_of.setdefault(one.model, one)
+        checkpoints = list(best_of.values())
     return Table(checkpoints)
 
 
