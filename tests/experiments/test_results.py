@@ -77,8 +77,8 @@ def test_a_record_has_what_was_run_and_what_came_of_it(tmp_path):
         0.6,
         record.metrics,
     )
-    row = {"first": 0, "last": 10, "began": 1.0, "seconds": {"step": 30.04, "compiling": 10.0}}
-    (tmp_path / "run" / "ledger.json").write_text(json.dumps([row, row | {"began": 50.0}]))
+    row = {"first": 0, "last": 10, "began": 1.7e9, "seconds": {"step": 30.04, "compiling": 10.0}}
+    (tmp_path / "run" / "ledger.json").write_text(json.dumps([row, row | {"began": 1.7e9 + 49.0}]))
     assert make_record(str(tmp_path / "run"), "name").ledger == {
         "step": 60.1,
         "compiling": 20.0,
