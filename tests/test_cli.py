@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from tests.conftest import ROOT
@@ -50,6 +51,27 @@ def test_what_ends_a_command(error, code, text, capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         cli.run_command(command, rerun_advice="what the same command does.")
     assert (end.value.code, capsys.readouterr().err) == (code, text)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AssertionError(), ""),
+        (RuntimeError("no backend 'x'. (set JAX_PLATFORMS='' to choose an available one)"), " (no backend 'x')"),
+    ],
+)
+def test_devices_that_do_not_start_are_a_sentence(error, why, capsys, monkeypatch):
+    def start(*args):
+        raise error
+
+    monkeypatch.setattr(cli.os, "_exit", sys.exit)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)  # this process keeps its own
+    monkeypatch.setattr(jax, "devices", start)
+    with pytest.raises(SystemExit) as end:
+        cli.run_command(start)
+    advice = "unset it, or see what is missing with: python -m vit_jax.doctor"
+    sentence = f"vit_jax: JAX_PLATFORMS=cpu names devices that do not start here{why}; {advice}\n"
+    assert (end.value.code, capsys.readouterr().err) == (2, sentence)
 
 
 @pytest.mark.parametrize(("encoding", "printed"), [("ascii", rb"\udce9 \xe9"), ("utf-8", rb"\udce9 " + "é".encode())])

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from jax.extend.backend import register_backend_factory
 
-from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout, tell
+from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout, reason, tell
 from vit_jax.distributed import Supervisor, join_cluster
-from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory
+from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory, reset_settings
 from vit_jax.monitoring import process_age
 from vit_jax.storage import cache
 from vit_jax.streams import escape_stdout, flush_stderr
@@ -46,6 +46,7 @@ def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is
     escape_stdout()
     quiet_libraries()
     skip_absent_tpu()
+    reset_settings()
     if jax.config.jax_platforms == "cpu" or not (has_tpu() or has_gpu()):
         keep_freed_memory()
     signal.signal(signal.SIGTERM, terminate)
@@ -61,10 +62,13 @@ def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is
         advice = next(iter(getattr(error, "__notes__", [])), rerun_advice)
         sentence, code = f"{word}; {advice}" if advice else f"{word}.", 128 + number
     except Exception:
-        if not jax.distributed.is_initialized():
+        if absent := describe_absent_devices():
+            sentence, code = absent, 2
+        elif not jax.distributed.is_initialized():
             raise
-        tell(traceback.format_exc().rstrip())  # an ordinary exit would first wait for the other hosts
-        sentence, code = "internal error; see the traceback above.", 1
+        else:
+            tell(traceback.format_exc().rstrip())  # an ordinary exit would first wait for the other hosts
+            sentence, code = "internal error; see the traceback above.", 1
     exit_with_message(sentence, code)
 
 
@@ -110,6 +114,20 @@ def no_tpu() -> None:
         RuntimeError: always, like every backend that cannot start; jax then skips it.
     """
     raise RuntimeError("no TPU found on this machine; JAX_PLATFORMS=tpu lets libtpu look for one")
+
+
+def describe_absent_devices() -> str:
+    """Returns a sentence if JAX_PLATFORMS names devices that jax cannot start here; else nothing."""
+    platforms = jax.config.jax_platforms
+    if not platforms:
+        return ""
+    try:
+        jax.devices()
+    except Exception as error:
+        why = f" ({reason(error).partition('. (set JAX_PLATFORMS')[0]})" if str(error) else ""
+        advice = "unset it, or see what is missing with: python -m vit_jax.doctor"
+        return f"JAX_PLATFORMS={platforms} names devices that do not start here{why}; {advice}"
+    return ""
 
 
 def use_compilation_cache() -> None:

@@ -14,7 +14,6 @@ Example:
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from vit_jax import UserError, cli
 from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig, describe_classes
+from vit_jax.storage import expand_home
 
 SUSPICIOUS_DUPLICATE_FRACTION = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
 
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> None:
     total, size = sum(map(len, packing.rows.values())), sum(packing.sizes.values())
     print(f"{plural(total, 'image')} to pack, about {size:,.0f} bytes", file=sys.stderr)
     with tqdm(total=total, unit="image", unit_scale=True, disable=None) as bar:
-        result = packing.run(os.path.expanduser(args.out), bar.update)
+        result = packing.run(str(expand_home(args.out)), bar.update)
     seconds = time.monotonic() - start
     share = result.duplicates / (sum(result.records.values()) + result.duplicates or 1)
     if share > SUSPICIOUS_DUPLICATE_FRACTION:

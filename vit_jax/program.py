@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, errors_of, models, optim, sharding, tasks, tree
 from vit_jax.config import check_config, resolve_config
 from vit_jax.inference import Inference, make_inference
+from vit_jax.machine import check_settings
 from vit_jax.models import add_adapters, check_blocks
 from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
 from vit_jax.step import StepMetrics, TrainState, TrainStep
@@ -190,8 +191,9 @@ def prepare(
     the data; and the program.
 
     Raises:
-        UserError: the configuration or the data are wrong.
+        UserError: the configuration or the data are wrong, or settings of jax.
     """
+    check_settings()
     check_config(config)
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)

@@ -47,6 +47,19 @@ def test_devices_that_do_not_start():
     assert finding.mark == "broken" and finding.message == "RuntimeError: jaxlib is too old"
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("AssertionError", ""),
+        ("RuntimeError('Unable to initialize backend x')", " (Unable to initialize backend x)"),
+    ],
+)
+def test_devices_that_a_variable_names_and_that_are_not_there(error, why):
+    [finding] = accelerators.check_devices(query=f"raise {error}", environment={"JAX_PLATFORMS": "cuda"})
+    assert finding.message == f"JAX_PLATFORMS=cuda names devices that do not start here{why}"
+    assert finding.remedy.startswith("unset JAX_PLATFORMS")
+
+
 @pytest.mark.parametrize(("device", "name"), [("nvidia0", "GPU"), ("accel0", "TPU"), ("vfio/0", "TPU")])
 def test_an_accelerator_that_jax_does_not_use(device, name, tmp_path):
     touch(tmp_path / "dev" / device)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import fcntl
+import functools
 import os
 import socket
 import subprocess
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vit_jax
 from vit_jax import NoAnswer, UserError, data
 from vit_jax.checkpoint import manager
 from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
 from vit_jax.checkpoint.errors import storage_errors
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.data.sources import kinds
+from vit_jax.interop import formats
 from vit_jax.storage import cache, filesystem, mirror, timeout
 
 
@@ -531,3 +534,21 @@ def test_tfds_on_a_bucket_is_copied_here(bucket, own_cache, tfds_folder, monkeyp
     memory.pipe("memory://b/tfds/tiny/1.2.3/more", b"changed")
     with pytest.raises(UserError, match=r"such as memory://b/tfds/tiny/1\.2\.3/tiny-train.* more than the 1e-06 GB"):
         kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
+    """As in a container whose user has neither HOME nor an entry in /etc/passwd."""
+
+    def absent(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("VIT_JAX_CACHE", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", absent)
+    with pytest.raises(UserError, match=r"no home folder for ~/\.cache/vit_jax; set VIT_JAX_CACHE to a folder"):
+        cache.root()
+    write = functools.partial(formats.choose_target, layout=None)
+    for use in (mirror.check_workdir, filesystem.absolute_path, vit_jax.load, write):
+        with pytest.raises(UserError, match=r"no home folder for ~/x\.npz; set HOME"):
+            use("~/x.npz")
+    assert filesystem.absolute_path("/x//y/") == "/x/y"

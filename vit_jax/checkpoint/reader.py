@@ -16,7 +16,7 @@ from vit_jax.checkpoint.directory import (
     step_of,
 )
 from vit_jax.checkpoint.errors import DamagedCheckpoint
-from vit_jax.storage import filesystem
+from vit_jax.storage import expand_home, filesystem
 
 SAFETENSORS = ".safetensors"
 INDEX = f"{SAFETENSORS}.index.json"
@@ -50,7 +50,7 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
     """
     location = str(workdir)
     if not filesystem.is_remote(location):
-        return Path(workdir).expanduser()
+        return expand_home(workdir)
     copy = _copy_workdir(location)
     checkpoint = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
     return _copy_workdir(location, int(checkpoint.name)) if checkpoint else copy
@@ -67,7 +67,7 @@ def local_weights(path: str | Path) -> Path:
     """
     location = str(path)
     if not filesystem.is_remote(location):
-        return Path(path).expanduser()
+        return expand_home(path)
     if location.endswith(".npz"):
         described = f"{location.removesuffix('.npz')}.json"
         beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []

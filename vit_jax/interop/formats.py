@@ -10,6 +10,7 @@ from vit_jax.interop.archives import Archive
 from vit_jax.interop.google import models
 from vit_jax.interop.locate import MODEL_FILE
 from vit_jax.interop.pytorch import read_json
+from vit_jax.storage import expand_home
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -83,7 +84,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     """
     if layout is not None:
         choose("layout", layout, FORMATS)
-    local = Path(path).expanduser()
+    local = expand_home(path)
     is_file = local.suffix in SUFFIXES and not str(path).endswith("/")
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
     if "://" in str(path) or not (is_folder or is_file):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vit_jax import UserError, checkpoint, user_errors
 from vit_jax.interop.google import augreg, catalog
 from vit_jax.interop.huggingface import hub, peft
-from vit_jax.storage import filesystem
+from vit_jax.storage import expand_home, filesystem
 
 MODEL_FILE = "model.npz"  # the file of the weights in a workdir
 HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # in folders that timm or transformers wrote
@@ -37,7 +37,7 @@ def locate_weights(path: str | Path) -> Located:
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
         entry, downloaded, loss = None, None, ""
-        if hub.is_hub_name(str(path)) or not Path(path).expanduser().exists():
+        if hub.is_hub_name(str(path)) or not expand_home(path).exists():
             entry = catalog.find_entry(str(path))
             loss = entry.loss if entry else augreg.training_loss(str(path)) if augreg.is_name(str(path)) else ""
             address = entry.address if entry else str(path)
@@ -61,7 +61,7 @@ def locate_base(adapter: peft.Adapter) -> str:
         UserError: the configuration names the folder of the adapter itself.
     """
     with user_errors("base_model_name_or_path is not a path", OSError, RuntimeError, ValueError):
-        paths = Path(adapter.base).expanduser(), adapter.folder / adapter.base
+        paths = expand_home(adapter.base), adapter.folder / adapter.base
         existing = next((path for path in paths if path.exists()), None)
         if existing and existing.resolve() == adapter.folder.resolve():
             advice = "write the path or name of the original weights into base_model_name_or_path"

@@ -64,7 +64,13 @@ def check_devices(
     errors = [line for line in asked.stderr.splitlines() if line.strip()]
     if asked.returncode:
         message = errors[-1] if errors else f"exit code {asked.returncode}"
-        yield Finding("broken", "devices", message, "python -c 'import jax; jax.devices()' shows the whole traceback")
+        remedy = "python -c 'import jax; jax.devices()' shows the whole traceback"
+        platforms = environment.get("JAX_PLATFORMS")
+        if platforms and (message == "AssertionError" or "initialize backend" in message):
+            why = message.partition(": ")[2]  # nothing where jax asserts
+            message = f"JAX_PLATFORMS={platforms} names devices that do not start here" + (why and f" ({why})")
+            remedy = f"unset JAX_PLATFORMS, which also shows what is missing; {remedy}"
+        yield Finding("broken", "devices", message, remedy)
         return
     backend, count, kind, memory = json.loads(asked.stdout.splitlines()[-1])
     size = f", {memory / 2**30:.0f} GiB each" if memory else ""

@@ -2,6 +2,7 @@ from . import cache as cache
 from . import filesystem as filesystem
 from . import versions as versions
 from .atomic import atomic_write as atomic_write
+from .home import expand_home as expand_home
 from .hub_revision import pin_revision as pin_revision
 from .hub_revision import unpin_revision as unpin_revision
 from .json_file import read_json as read_json

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from vit_jax import UserError, format_rounded_up, user_errors
+from vit_jax.storage.home import expand_home
 
 DEFAULT_GB = 50.0
 SPARE = 64  # where copies must go, one in so many goes in addition: the others need not be looked through for each
@@ -145,7 +146,8 @@ def write_errors(folder: Path | None = None) -> contextlib.AbstractContextManage
 
 
 def _root_path() -> Path:
-    return Path(os.environ.get("VIT_JAX_CACHE") or "~/.cache/vit_jax").expanduser()
+    advice = "set VIT_JAX_CACHE to a folder for what is kept between runs."
+    return expand_home(os.environ.get("VIT_JAX_CACHE") or "~/.cache/vit_jax", advice)
 
 
 @contextlib.contextmanager

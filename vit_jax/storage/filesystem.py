@@ -19,6 +19,7 @@ from typing import Any
 from vit_jax import UserError, reason, user_errors
 from vit_jax.storage import cache, retry, timeout
 from vit_jax.storage.atomic import atomic_write
+from vit_jax.storage.home import expand_home
 from vit_jax.storage.remote_version import Version, version_of
 from vit_jax.storage.stores import EXTRAS, open_store
 
@@ -34,8 +35,8 @@ def is_remote(path: str) -> bool:
 
 
 def absolute_path(path: str) -> str:
-    """Returns the absolute form of a local path, with `~` expanded; a remote path as it is."""
-    return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
+    """Returns the absolute form of a local path, `~` expanded by `expand_home`; a remote path as it is."""
+    return path if is_remote(path) else os.path.abspath(expand_home(path))
 
 
 def relative_path(path: str) -> str:

@@ -16,6 +16,7 @@ import jax
 from vit_jax import NoAnswer, UserError, encode_text
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
+from vit_jax.storage.home import expand_home
 
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
@@ -37,7 +38,7 @@ def check_workdir(workdir: str | Path) -> str:
     check_utf8(filesystem.absolute_path(location))
     if re.match(r"\w+:/", location) and not re.match(rf"({'|'.join(WRITABLE)})://[^/]", location):
         raise UserError(f"the workdir {location} is neither a local folder nor gs://BUCKET/... nor s3://BUCKET/...")
-    return location.rstrip("/") if filesystem.is_remote(location) else str(Path(location).expanduser())
+    return location.rstrip("/") if filesystem.is_remote(location) else str(expand_home(location))
 
 
 def check_utf8(path: str) -> None:

@@ -22,7 +22,7 @@ from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
 from vit_jax.interop.pytorch import json_text
 from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
-from vit_jax.storage import atomic_write
+from vit_jax.storage import atomic_write, expand_home
 from vit_jax.tree import ArrayTree
 
 CONFIG, WEIGHTS = hub.ADAPTER_FILES
@@ -286,7 +286,7 @@ def _state_base(base: str) -> tuple[str, str]:
     if hub.is_hub_name(base):
         name, _, revision = base.removeprefix(hub.PREFIX).partition("@")
         return name, revision
-    local = Path(base).expanduser()
+    local = expand_home(base)
     return (str(local.resolve()) if local.exists() else base), ""
 
 

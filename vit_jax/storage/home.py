@@ -1,0 +1,17 @@
+"""The home folder of the user, which containers may lack."""
+
+from pathlib import Path
+
+from vit_jax import UserError
+
+
+def expand_home(path: str | Path, advice: str = "set HOME to a folder.") -> Path:
+    """Returns a local path with `~` at its start replaced by the home folder.
+
+    Raises:
+        UserError: there is no such folder. The message ends with `advice`.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"there is no home folder for {path}; {advice}") from None
