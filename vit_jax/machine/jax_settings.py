@@ -37,5 +37,5 @@ def check_settings() -> None:
 
 
 def _differs(name: str) -> bool:
-    now = getattr(jax.config, name)
+    now = getattr(jax.config, name, None)  # None: this version of jax has no such setting
     return now is not None and str(getattr(now, "value", now)) != str(SETTINGS[name])
