@@ -3,15 +3,19 @@
 import dataclasses
 import difflib
 import itertools
+import os
 import re
 import subprocess
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import PurePath
 
+from ml_collections import ConfigDict
+
 from launch.job import Job, run_command
-from vit_jax import UserError, list_models, nearest
+from vit_jax import UserError, nearest
 from vit_jax.__main__ import COMMANDS
+from vit_jax.config import Place, list_places, parse_command_line
 
 BUCKET = re.compile(r"gs://.")  # not s3://, which can take checkpoints from a single host only
 SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
@@ -148,63 +152,99 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     if name not in TRAINERS or {"--help", "-h"} & set(words):
         return
     # These imports take seconds, and commands that do not train do not need them.
-    from vit_jax import experiments, finetune, sharding
-    from vit_jax.config import PATH_SOURCES, check_config, parse_command_line
+    from vit_jax import sharding
+    from vit_jax.config import check_config
     from vit_jax.data import sources
     from vit_jax.program import model_without_data
 
-    argv = [name, *words]
-    if name == "vit_jax.sweep":
-        configs = [combination.config for combination in experiments.list_combinations(argv)]
-    elif name == "vit_jax.finetune":
-        configs = [trial.config for trial in finetune.list_all_trials(argv)]
-    else:
-        configs = [parse_command_line(argv)[0]]
-    for config in configs:
+    file = _flag_value(words, "config")
+    if not shared_disk and (_is_outside(file) or PurePath(file).is_absolute()):
+        raise UserError(f"--config={file} is not on the new machines; use a path in the folder of the code.")
+    for config in _list_configs(name, words):
         check_config(config)
         model_without_data(config)
         sharding.axis_sizes(config, devices)
-        kind, _ = sources.parse_source(config.data.source)
-        if not shared_disk:
-            bucket = "gs://BUCKET/FOLDER"
-            _check_place("--config", _flag_value(words, "config"), "a path in the folder of the code", inside=True)
-            if kind in PATH_SOURCES:
-                _check_place("data.source", config.data.source, f"{kind}:{bucket}")
-            if config.data.data_dir:
-                _check_place("data.data_dir", config.data.data_dir, bucket)
-            if config.init_from and config.init_from not in {one.name for one in list_models()}:
-                _check_place("init_from", config.init_from, bucket)
+        sources.parse_source(config.data.source)
+        for field, value, place in () if shared_disk else list_places(config):
+            if (instead := _reachable_place(value, place)) != value:
+                raise UserError(f"{field}={value} is not on the new machines; use {instead}.")
 
 
-def _check_place(field: str, value: str, instead: str, inside: bool = False) -> None:
-    """Refuses a path that exists only on this machine.
-
-    An absolute path is accepted, because it may be on a disk that the new machines mount too.
+def _list_configs(name: str, words: list[str]) -> list[ConfigDict]:
+    """Returns the configurations of all runs of a command that trains.
 
     Args:
-        field: the name of the field or flag that has the path.
-        value: the path; the path of a data source follows its kind and a colon.
-        instead: what the message suggests.
-        inside: whether the path must lie in the folder of the code, which is copied to the machines. It must then be
-            relative.
+        name: the module of the command, one of `TRAINERS`.
+        words: its arguments.
 
     Raises:
-        UserError: the path exists only on this machine.
+        UserError: see the modules.
     """
-    path = value if inside or "://" in value else value.rpartition(":")[2]
-    if "://" not in value and (path.startswith(("~", "..")) or PurePath(path).is_absolute() == inside):
-        raise UserError(f"{field}={value} is not on the new machines; use {instead}.")
+    from vit_jax import experiments, finetune
+
+    argv = [name, *words]
+    if name == "vit_jax.sweep":
+        return [combination.config for combination in experiments.list_combinations(argv)]
+    if name == "vit_jax.finetune":
+        return [trial.config for trial in finetune.list_all_trials(argv)]
+    return [parse_command_line(argv)[0]]
 
 
-def check_config_in_git(job: Job) -> None:
-    """Checks that git tracks the config file of a command that trains, for launchers that copy only tracked files.
+def _reachable_place(value: str, place: Place) -> str:
+    """Returns the value of a field that names a place, with a bucket instead of what only this machine has.
+
+    An absolute path stays, because it may be on a disk that the new machines mount too, and so does a file in the
+    folder of the code, which is copied to them.
+    """
+    from vit_jax import interop
+    from vit_jax.data import sources
+
+    def move_folder(path: str) -> str:
+        return path if "://" in path or PurePath(path).is_absolute() else "gs://BUCKET/FOLDER"
+
+    def move_file(path: str) -> str:
+        return "gs://BUCKET/FILE" if _is_outside(path) else path
+
+    if place is Place.SOURCE:
+        return sources.change_paths(value, move_folder, move_file)
+    if place is Place.FILE:
+        return move_file(value)
+    return value if place is Place.WEIGHTS and interop.is_download_name(value) else move_folder(value)
+
+
+def _is_outside(path: str) -> bool:
+    """Returns whether a path that is not absolute leaves the current folder, which is that of the code."""
+    return path.startswith("~") or (".." in PurePath(path).parts and not PurePath(path).is_absolute())
+
+
+def check_files_in_git(job: Job) -> None:
+    """Checks that git tracks the files that a command which trains reads from the folder of the code.
+
+    They are its config file, labels, class maps and renamings of classes. It is for launchers that copy only tracked
+    files.
 
     Raises:
-        UserError: git does not track the file.
+        UserError: git does not track a file.
     """
     name, words = parse_program(job.command) or ("", [])
-    file = _flag_value(words, "config").partition(":")[0]
-    if name in TRAINERS and file:
+    if name not in TRAINERS or {"--help", "-h"} & set(words):
+        return
+    from vit_jax.data import sources
+
+    files = dict.fromkeys([_flag_value(words, "config").partition(":")[0]])
+
+    def note_file(path: str) -> str:
+        if not PurePath(path).is_absolute() and os.path.isfile(path):
+            files[path] = None
+        return path
+
+    for config in _list_configs(name, words):
+        for _, value, place in list_places(config):
+            if place is Place.FILE:
+                note_file(value)
+            elif place is Place.SOURCE:
+                sources.change_paths(value, str, note_file)
+    for file in files:
         listed = run_command(
             ["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

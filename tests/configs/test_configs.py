@@ -20,6 +20,7 @@ from vit_jax.config import (
     check_config,
     check_resumes,
     flatten_config,
+    list_places,
     load_config,
     parse_command_line,
     parse_config,
@@ -505,6 +506,23 @@ def test_every_field_is_declared_once():
         source = path.read_text() if path.name != "fields.py" else ""
         for name in FIELDS:
             assert "." not in name or f'"{name}"' not in source or name == "checkpoint.best_metric", (path, name)
+
+
+def test_every_field_that_names_a_place_says_so():
+    """Launchers check all of them: a new field of free text has a place, or joins those that have none."""
+    texts = {name for name, row in FIELDS.items() if str in (row.optional, type(row.default)) and not row.choices}
+    named = {name for name in texts if FIELDS[name].place}
+    splits = {"data.split", "evals.*.split", "evals.*.train_split"}
+    others = {"wandb", "compiler_options", "optim.lr_multipliers", "checkpoint.best_metric"}
+    pipes = {"data.preprocess", "evals.*.preprocess"}
+    assert {name for name in texts - named if not name.startswith("model.")} == splits | others | pipes
+    config = base.get_config()
+    config.update_from_flattened_dict({name: "x" for name in named if "*" not in name})
+    with config.unlocked():
+        config.evals.other = base.evaluation("predictions", source="a", labels="b", class_map="c")
+    places = {name: row.place for name, row in FIELDS.items() if row.place}
+    listed = {name: place for name, _, place in list_places(config)}
+    assert listed == {name.replace("*", "other"): place for name, place in places.items()}
 
 
 def test_optional_fields_may_be_unset_and_others_not():

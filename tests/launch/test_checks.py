@@ -85,7 +85,19 @@ def test_where_a_command_writes_is_known_or_the_user_answers_for_it(command, cap
         assert capsys.readouterr().out
 
 
+AUGREG = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
 REMOTE = "--config=configs/folder.py --config.batch=512 --config.data.source=folder:gs://b/d"
+DISTIL = f"{REMOTE} --config.task.kind=distill"
+PREDICTIONS = """
+from configs import digits
+from configs.base import evaluation
+
+def get_config():
+    config = digits.get_config()
+    config.batch, config.batch_eval = 512, None
+    config.evals.test = evaluation(**{**config.evals.test, "kind": "predictions"})
+    return config
+"""
 MISTAKES = [
     ("--config=configs/foldr.py", "did you mean 'configs/folder.py'"),
     (f"{REMOTE} --config.batch_size=512", "unknown config field 'batch_size'; did you mean 'batch'"),
@@ -106,20 +118,40 @@ NOT_THERE = [
     (f"{REMOTE} --config.data.data_dir=tfds", "data.data_dir=tfds is not on the new machines"),
     (f"{REMOTE} --config.init_from=workdirs/b16", "init_from=workdirs/b16 is not on the new machines"),
     (REMOTE.replace("configs", f"{ROOT}/configs"), "use a path in the folder of the code."),
+    (f"{DISTIL} --config.task.teacher=workdirs/t", "task.teacher=workdirs/t is not on the new machines"),
+    (
+        f"{REMOTE} --config.evals.test.source=folder:data/pets",
+        "evals.test.source=folder:data/pets is not on the new machines; use folder:gs://BUCKET/FOLDER.",
+    ),
+    (
+        f"{REMOTE} --config.data.source=mix:1*digits+1*parquet:photos,label=fine,classes=~/names.json",
+        "use mix:1*digits+1*parquet:gs://BUCKET/FOLDER,label=fine,classes=gs://BUCKET/FILE.",
+    ),
+    ("--config={recipe} --config.evals.test.labels=../real.json", "evals.test.labels=../real.json is not on the new"),
+    ("--config={recipe} --config.evals.test.class_map=~/map.json", "evals.test.class_map=~/map.json is not on the new"),
 ]
 FINE = [
     REMOTE,
     f"{REMOTE} --config.data.source=folder:/mnt/photos --config.init_from=ViT-B/16-imagenet21k",
     f"{REMOTE} --config.init_from=gs://b/run",
     "--config=configs/smoke.py --config.data.source=digits --config.batch_eval=None",
+    f"{REMOTE} --config.init_from=hf-hub:timm/vit_small_patch16_224.augreg_in21k",
+    f"{REMOTE} --config.init_from=https://example.com/weights.npz",
+    f"{REMOTE} --config.init_from={AUGREG} --config.evals.test.source=tfds:cifar10",
+    f"{DISTIL} --config.data.source=mix:1*digits+1*hf://datasets/o/n --config.task.teacher=/mnt/t",
+    "--config={recipe} --config.evals.test.class_map=imagenet_a",
+    "--config={recipe} --config.evals.test.labels=configs/real.json",
     "--help",
 ]
 
 
 @pytest.mark.parametrize("module", ["main", "sweep"])
 @pytest.mark.parametrize(("words", "sentence"), [*MISTAKES, *NOT_THERE, *[(words, None) for words in FINE]])
-def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, sentence, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "predictions.py").write_text(PREDICTIONS)
+    words = words.format(recipe="predictions.py")
     git = SimpleNamespace(returncode=0)  # knows every file
     monkeypatch.setattr(job.subprocess, "run", lambda argv, **_: git if argv[0] == "git" else pytest.fail("asked"))
     command = ["python", "-m", f"vit_jax.{module}", *words.split(), "--workdir=gs://b/r"]
@@ -158,6 +190,14 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
         tpu_vm.main(command)
     subprocess.run(["git", "add", "configs"], check=True)
     tpu_vm.main(command)
+    (tmp_path / "predictions.py").write_text(PREDICTIONS)
+    (tmp_path / "real.json").write_text("[]")
+    subprocess.run(["git", "add", "predictions.py"], check=True)
+    words = ["--config=predictions.py", "--config.evals.test.labels=real.json", "--config.batch=512"]
+    with pytest.raises(UserError, match=r"git does not track real\.json, .*; run git add real\.json\."):
+        tpu_vm.main([*command, *words])
+    subprocess.run(["git", "add", "real.json"], check=True)
+    tpu_vm.main([*command, *words])
 
 
 def test_the_output_of_every_command_of_the_project_is_listed():

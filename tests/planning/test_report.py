@@ -259,6 +259,18 @@ def test_the_command_to_run_next():
     workload = dataclasses.replace(WORKLOAD, source="folder:gs://b/photos", mesh={**WORKLOAD.mesh, "slice": 2})
     command = training_command(dataclasses.replace(request, words=kept), workload)
     assert command == start.replace("2x4", "2x4 --slices=2") + " ".join(kept)
+    for source in ("digits", "synthetic", "hf://datasets/o/n", "mix:1*digits+1*folder:gs://b/photos"):
+        assert "BUCKET/DATA" not in training_command(request, dataclasses.replace(WORKLOAD, source=source))
+    mixed = dataclasses.replace(WORKLOAD, source="mix:1*tfds:cifar10+2*parquet:photos,label=fine")
+    given = shlex.split(training_command(request, mixed))
+    assert "--config.data.source=mix:1*tfds:cifar10+2*parquet:gs://BUCKET/DATA,label=fine" in given
+    assert "--config.data.data_dir=gs://BUCKET/tensorflow_datasets" in given
+    task = dataclasses.replace(WORKLOAD, source="vtab:pets")
+    assert "--config.data.data_dir=gs://BUCKET/" in training_command(request, task)
+    local = dataclasses.replace(WORKLOAD, source="tfds:cifar10", data_dir="tfds")
+    assert "--config.data.data_dir=gs://BUCKET/" in training_command(request, local)
+    downloaded = dataclasses.replace(WORKLOAD, source="tfds:cifar10", data_dir="gs://b/tfds")
+    assert "data_dir=" not in training_command(request, downloaded)
     downloaded = dataclasses.replace(WORKLOAD, source="tfds:cifar10")
     assert "--config.data.data_dir=gs://BUCKET/" in training_command(request, downloaded)
     here = " ".join(["python -m vit_jax.main", *words])

@@ -16,6 +16,7 @@ from .evaluations import source_label as source_label
 from .field import Affects as Affects
 from .field import Field as Field
 from .field import OnResume as OnResume
+from .field import Place as Place
 from .fields import FIELDS as FIELDS
 from .flags import CommandLine as CommandLine
 from .flags import parse_command_line as parse_command_line
@@ -25,6 +26,7 @@ from .flags import read_grid as read_grid
 from .names import EXECUTION as EXECUTION
 from .names import declared_name as declared_name
 from .names import flatten_config as flatten_config
+from .names import list_places as list_places
 from .names import model_fields as model_fields
 from .names import resume_rule as resume_rule
 from .optimizers import OPTIMIZERS as OPTIMIZERS

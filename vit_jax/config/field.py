@@ -24,6 +24,15 @@ class Affects(enum.Enum):
     EXECUTION = "how devices execute the model: a resumed run may differ"
 
 
+class Place(enum.Enum):
+    """What a field names that lies in files, which another machine may lack."""
+
+    SOURCE = "a data source"
+    WEIGHTS = "weights, by path or by published name"
+    FOLDER = "a folder"
+    FILE = "a file, or a word that stands for one of the package"
+
+
 @dataclasses.dataclass(frozen=True)
 class Field:
     """The declaration of a field: its default, its meaning and its rules.
@@ -40,6 +49,7 @@ class Field:
         auto: whether the value may be the word auto instead of a whole number.
         on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.
         affects: what a field of the model's group affects; not used for other groups.
+        place: what the field names in files; None: nothing.
         kinds: the kinds of evaluations that have the field; empty: all kinds, or it is not a field of an evaluation.
         defaults: kind of evaluation -> default, for kinds whose default is not `default`.
         renamed_from: the name in earlier versions, which recipes, command lines and `config.json` may still use.
@@ -60,6 +70,7 @@ class Field:
     auto: bool = False
     on_resume: OnResume | None = None
     affects: Affects = Affects.WEIGHTS
+    place: Place | None = None
     kinds: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed_from: str | None = None

@@ -7,7 +7,7 @@ of the two. `Field` documents what a row may state.
 from collections.abc import Mapping
 
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
-from vit_jax.config.field import Affects, Field, OnResume
+from vit_jax.config.field import Affects, Field, OnResume, Place
 from vit_jax.config.optimizers import OPTIMIZERS
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
@@ -37,7 +37,7 @@ _ROWS = (
           optional=float, minimum=0,
           synonyms="epochs epoch num_epochs max_epochs n_epochs train_epochs num_train_epochs num_training_epochs"),
     Field("init_from", None, "weights to start from: a workdir, checkpoint, .npz file or published name",
-          optional=str,
+          optional=str, place=Place.WEIGHTS,
           synonyms="pretrained pretrained_path pretrained_dir initial_checkpoint init_checkpoint checkpoint "
           "checkpoint_path model_init model_load model_name_or_path model_or_filename finetune weights "
           "load_from"),
@@ -197,9 +197,9 @@ _ROWS = (
     # The data. Their place may change in a resumed run, as their fingerprint is compared.
     Field("data.source", "synthetic",
           "digits, synthetic, KIND:NAME of tfds, vtab, folder, npz, array_record, webdataset, parquet, hf or mix",
-          on_resume=ACCEPTED, synonyms="data dataset dataset_name data_path data_root train_dir"),
+          on_resume=ACCEPTED, place=Place.SOURCE, synonyms="data dataset dataset_name data_path data_root train_dir"),
     Field("data.data_dir", None, "folder of the TFDS data, local or remote; unset: TFDS's default",
-          optional=str, on_resume=ACCEPTED, synonyms="tfds_data_dir dataset_dir"),
+          optional=str, on_resume=ACCEPTED, place=Place.FOLDER, synonyms="tfds_data_dir dataset_dir"),
     Field("data.split", "train", "split to train on, as TFDS writes it: train[:98%]",
           synonyms="train_split"),
     Field("data.preprocess", "inception_crop({resolution})|flip_lr|value_range(-1,1)", "of training images",
@@ -251,7 +251,8 @@ _ROWS = (
     Field("task.mixup_probability", 1.0, "fraction of the steps that mix",
           minimum=0, maximum=1, synonyms="mixup_prob"),
     Field("task.teacher", None, "of distill: the teacher's weights, with their head; as init_from",
-          optional=str, on_resume=ACCEPTED, since="0.2", synonyms="teacher_model teacher_path teacher_name"),
+          optional=str, on_resume=ACCEPTED, place=Place.WEIGHTS, since="0.2",
+          synonyms="teacher_model teacher_path teacher_name"),
     Field("task.teacher_weight", 0.5, "weight of the teacher's loss; that of the labels has the rest",
           minimum=0, maximum=1, since="0.2", synonyms="distillation_alpha"),
     Field("task.teacher_targets", "soft",
@@ -335,7 +336,8 @@ _ROWS = (
     Field("evals.*.kind", "classify",
           "classify, predictions, masked_patches (of the head); of features: fewshot, knn, probe(_sgd)",
           choices=tuple(EVAL_KINDS), since="0.2"),
-    Field("evals.*.source", None, "its data, as data.source; unset: data.source", optional=str, since="0.2"),
+    Field("evals.*.source", None, "its data, as data.source; unset: data.source",
+          optional=str, place=Place.SOURCE, since="0.2"),
     Field("evals.*.split", "test", "split to evaluate on, as TFDS writes it",
           synonyms="evals val_split validation_split eval_split test_split"),
     Field("evals.*.preprocess", "resize_small({resolution*256/224})|central_crop({resolution})|value_range(-1,1)",
@@ -344,10 +346,10 @@ _ROWS = (
     Field("evals.*.every", None, "steps between two of this evaluation; unset: eval_every",
           optional=int, minimum=1, since="0.2"),
     Field("evals.*.labels", None, "ReaL's labels, real.json; unset: those of the data",
-          optional=str, kinds=("predictions",), since="0.2"),
+          optional=str, place=Place.FILE, kinds=("predictions",), since="0.2"),
     Field("evals.*.class_map", None,
           "how classes of the data correspond to the model's: names, order, imagenet_a, or a file",
-          optional=str, kinds=("predictions",), since="0.2"),
+          optional=str, place=Place.FILE, kinds=("predictions",), since="0.2"),
     Field("evals.*.train_split", "train", "split that the classifier on frozen features learns from",
           kinds=FROZEN, since="0.2"),
     Field("evals.*.shots", (1, 5, 10, 25), "images of each class to learn from; gives NAME/<N>shot",

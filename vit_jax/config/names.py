@@ -1,11 +1,12 @@
 """The names of fields: dotted names, names in earlier versions, and what follows from a name."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.field import Affects, OnResume, rule_of
+from vit_jax.config.field import Affects, OnResume, Place, rule_of
 from vit_jax.config.fields import FIELDS, RENAMED
 
 
@@ -48,6 +49,14 @@ def rename_fields(fields: Any) -> None:
 def declared_name(name: str) -> str:
     """Returns the name under which a field is declared in `FIELDS`: `evals.test.split` -> `evals.*.split`."""
     return re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
+
+
+def list_places(config: ConfigDict) -> Iterator[tuple[str, str, Place]]:
+    """Yields dotted name, value and kind of place of each set field that names data, weights, a folder or a file."""
+    for name, value in flatten_config(config).items():
+        field = FIELDS.get(declared_name(name))
+        if field and field.place and value:
+            yield name, value, field.place
 
 
 def resume_rule(name: str) -> OnResume:

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config import PATH_SOURCES, eval_fields, first_evaluation, has_classes_of_head
+from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import STRETCHES, sample_contents
 from vit_jax.data.disk_need import check_eval_disk
@@ -179,12 +179,7 @@ def with_sources(config: ConfigDict, change: Callable[[str], str]) -> ConfigDict
 
 def absolute_source(source: str) -> str:
     """Returns a data source with its path made absolute, if it has a path; in a mixture, the paths of all parts."""
-
-    def absolute(source: str) -> str:
-        kind, _, path = source.partition(":")
-        return f"{kind}:{filesystem.absolute_path(path)}" if kind in PATH_SOURCES else source
-
-    return sources.change_sources(source, absolute, filesystem.absolute_path)
+    return sources.change_paths(source, filesystem.absolute_path, filesystem.absolute_path)
 
 
 def describe_splits(opened: OpenSources) -> list[str]:

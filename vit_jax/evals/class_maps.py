@@ -90,7 +90,7 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     """Returns the class map with a name, or the one in a JSON file.
 
     Args:
-        name: one of `list_class_maps()` except `order`, or a path that ends in `.json`.
+        name: one of `list_class_maps()` except `order`, or a path, local or remote, that ends in `.json`.
         model: the model whose classes the map covers.
         source: the data whose classes are mapped; read only for the map `names`.
 
@@ -104,10 +104,9 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
         return ClassMap(
             tuple(one for one in own if one in other), tuple((i,) for i, one in enumerate(own) if one in other)
         )
-    path = Path(name)
-    if path.suffix != ".json":
-        path = FOLDER / f"{choose('class map', name, list_class_maps())}.json"
-    entries = read_json(str(path))
+    is_file = name.endswith(".json")
+    path = name if is_file else str(FOLDER / f"{choose('class map', name, list_class_maps())}.json")
+    entries = read_json(path)
     valid = isinstance(entries, dict) and all(
         isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids) for ids in entries.values()
     )
@@ -119,7 +118,7 @@ def read_class_map(name: str, model: Model, source: Source) -> ClassMap:
     missing = wanted - columns.keys()
     if missing:
         raise UserError(
-            f"the class map {path.stem} covers {len(missing):,} classes that the model lacks, such as "
+            f"the class map {Path(path).stem} covers {len(missing):,} classes that the model lacks, such as "
             f"{printable(min(missing), 20)}; the model's classes must be ImageNet's, or have the names that the "
             "map states."
         )

@@ -4,7 +4,6 @@ An image may have several labels, any of which counts as correct. An image witho
 `scores.top_k_accuracy` does both when it is given the labels of this module.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError, printable, user_errors
+from vit_jax import UserError, printable
+from vit_jax.storage import read_json
 
 FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
@@ -22,13 +22,12 @@ def read_real_labels(path: str | os.PathLike) -> Int32[np.ndarray, "images most"
     """Returns the labels of the validation images, in the order of the numbers in their file names, padded with -1.
 
     Args:
-        path: `real.json` as its authors publish it: a list with the list of labels of each image.
+        path: `real.json`, local or remote, as its authors publish it: a list with the list of labels of each image.
 
     Raises:
         UserError: the file cannot be read, or has another form.
     """
-    with user_errors(f"cannot read {path}", OSError, ValueError):
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
+    lists = read_json(str(path))
     valid = isinstance(lists, list) and all(
         isinstance(labels, list) and all(type(label) is int and 0 <= label < 1000 for label in labels)
         for labels in lists

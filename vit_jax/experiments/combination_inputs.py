@@ -13,6 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, interop, user_errors
+from vit_jax.config import Place, list_places
 from vit_jax.storage import filesystem
 
 INPUTS_FILE = "inputs.json"  # in the folder of a combination; written before its first step
@@ -21,15 +22,14 @@ INPUTS_FILE = "inputs.json"  # in the folder of a combination; written before it
 def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
     """Returns field -> digest of what its path or name stands for now.
 
-    The fields are `data.source`, `init_from` (weights to start from) and `task.teacher` (weights of a teacher). Weights
-    that are downloaded by name are left out, as they never change, and so are weights that cannot be read any more.
+    The fields are `data.source` and those that name weights. Weights that are downloaded by name are left out, as they
+    never change, and so are weights that cannot be read any more.
     """
     evals = {name: [one["contents"], one.get("sample", "")] for name, one in info.evals.items()}
     contents = json.dumps([info.fingerprint["contents"], info.sample, evals], sort_keys=True)
     inputs = {"data.source": hashlib.sha256(contents.encode()).hexdigest()[:16]}
-    weights = {"init_from": config.init_from, "task.teacher": config.task.teacher}
-    for field, source in weights.items():
-        if source and not interop.is_download_name(source):
+    for field, source, place in list_places(config):
+        if place is Place.WEIGHTS and not interop.is_download_name(source):
             with contextlib.suppress(UserError):
                 inputs[field] = interop.digest_weights(source)
     return inputs

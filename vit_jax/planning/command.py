@@ -4,10 +4,11 @@ import re
 import shlex
 from pathlib import PurePath
 
+from vit_jax.data import sources
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import PlanRequest, Workload
 
-BUCKET_SOURCE = re.compile(r"\w+:(gs|s3)://")
+TFDS_SOURCE = re.compile(r"\b(tfds|vtab):")  # also as a part of a mixture
 
 
 def training_command(request: PlanRequest, workload: Workload) -> str:
@@ -23,15 +24,18 @@ def training_command(request: PlanRequest, workload: Workload) -> str:
         variables = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={request.emulation_flag}"] if request.target == "cpu" else []
         return shlex.join([*variables, *command])
     recipe = PurePath(given["--config"].partition(":")[0]).stem
-    source = workload.source
-    if source.startswith("tfds:") and not workload.data_dir:
+    source = sources.change_paths(workload.source, _path_in_bucket, str)
+    if source != workload.source:
+        command.append(f"--config.data.source={source}")
+    if TFDS_SOURCE.search(source) and "://" not in (workload.data_dir or ""):
         command.append("--config.data.data_dir=gs://BUCKET/tensorflow_datasets")
-    elif not source.startswith("tfds:") and source != "digits" and not BUCKET_SOURCE.match(source):
-        kind = "folder" if source.startswith("folder:") else "array_record"
-        command.append(f"--config.data.source={kind}:gs://BUCKET/DATA")
     if "--workdir" not in given:
         command.append(f"--workdir=gs://BUCKET/{recipe}")
     slices = workload.mesh["slice"]
     run_name = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:40]
     options = [f"--topology={request.target}", *([f"--slices={slices}"] if slices > 1 else []), "--zone=ZONE"]
     return shlex.join(["python", "-m", "launch.tpu_vm", "run", run_name, *options, "--", *command])
+
+
+def _path_in_bucket(path: str) -> str:
+    return path if "://" in path else "gs://BUCKET/DATA"

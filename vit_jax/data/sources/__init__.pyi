@@ -1,12 +1,12 @@
 from .class_names import compose as compose
 from .class_names import describe_classes as describe_classes
 from .class_names import have_same_classes as have_same_classes
+from .kinds import change_paths as change_paths
 from .kinds import is_in_shards as is_in_shards
 from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
-from .mixture import change_sources as change_sources
 from .sharded import check_labels as check_labels
 from .source import Label as Label
 from .source import Mixture as Mixture

@@ -15,7 +15,7 @@ from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.class_renaming import read_renaming
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
-from vit_jax.data.sources.mixture import mix_sources, parse_mixture
+from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
 from vit_jax.data.sources.source import Source, SourceConfig
@@ -141,6 +141,23 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
         raise UserError(f"the data source {kind} has no list of splits; choose from {', '.join(sorted(listers))}")
     existing = listers[kind](source_config, name)
     return [splits.resolve_name(split, existing) for split in wanted] or existing
+
+
+def change_paths(source: str, change: Callable[[str], str], change_file: Callable[[str], str]) -> str:
+    """Returns a data source with other paths.
+
+    Args:
+        source: the data source. One whose name is no path is returned as it is.
+        change: returns the new path of a folder or file with examples; in a mixture, of each part.
+        change_file: returns the new path of a renaming of classes, which only parts of a mixture have.
+    """
+
+    def change_part(part: str) -> str:
+        kind, _, name = part.partition(":")
+        path = OPTIONS.sub("", name)
+        return f"{kind}:{change(path)}{name[len(path) :]}" if kind in PATH_SOURCES else part
+
+    return change_sources(source, change_part, change_file)
 
 
 def is_in_shards(source: str) -> bool:
