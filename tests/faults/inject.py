@@ -112,6 +112,7 @@ def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> No
 KNOWN = (stuck_loader, slow_restore, nan, slow_steps, slow_evaluation, large_evaluation, many_hosts, lost_after)
 FAULTS = {fault.__name__: fault for fault in KNOWN}
 
+
 def share_compiled_programs() -> None:
     """All hosts read the compiled programs that host 0 has kept, as on a pod.
 
