@@ -72,12 +72,12 @@ BLOCKS = [block for text in PAGES.values() for block in re.findall(r"^```(\w+)\n
 LINES = list(dict.fromkeys(line for language, text in BLOCKS if language == "bash" for line in text.splitlines()))
 
 # Flags added to the commands, so that they take seconds.
-SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=1", "--config.model.depth=1"]
+SHORT = ["--config.total_steps=1", "--config.eval_every=1", "--config.warmup_steps=0", "--config.model.depth=1"]
 SHORT += ["--config.model.stochastic_depth=0.0", "--config.task.mixup=0.0"]  # these compile slowly
 SHALLOW = "--config.model.stages=(1,)"  # of a ResNet, for model.depth
 PHOTOS = ["--config.batch=8", "--config.resolution=32", "--config.model.width=48"]
 TINY = ["--config.model.name=ViT-mu/16", "--config.batch=8", "--config.resolution=32"]
-VTAB = ["--config.total_steps=1", "--config.warmup_steps=1", "--config.batch=8", "--config.resolution=32"]
+VTAB = ["--config.total_steps=1", "--config.warmup_steps=0", "--config.batch=8", "--config.resolution=32"]
 CIFAR = ["--config.batch=8", "--config.batch_eval=16", "--config.data.num_examples=None"]  # the stand-in has fewer
 
 # A word of the command -> why it is only dry-run: its program is built and lowered, without data.

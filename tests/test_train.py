@@ -254,8 +254,8 @@ def test_fine_tuning_on_images_of_another_shape_with_another_head(run, quick, tm
     quick.init_from = str(workdir)
     quick.model.position = "learned"
     quick.resolution = 24
-    quick.total_steps = 1
-    quick.warmup_steps = 1  # the rate of the first step is 0: the weights are those that training starts from
+    quick.total_steps, quick.warmup_steps = 1, 0
+    quick.base_lr = 0.0  # the weights are those that training starts from
     quick.data.preprocess = "resize((24,8))|value_range(-1,1)"
     quick.evals.test.preprocess = "resize((24,8))|value_range(-1,1)"
     quick.mesh.data, quick.mesh.fsdp = 1, 8
