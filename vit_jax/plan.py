@@ -52,6 +52,8 @@ def main(argv: list[str]) -> None:
         raise UserError("--cpu must be at least 1.")
     if args.price is not None and (args.inference or not args.topology):
         raise UserError("--price is per chip-hour of a training run; omit it with --inference, --cpu or --gpu.")
+    if args.price is not None and not 0 < args.price < math.inf:
+        raise UserError(f"--price={args.price:g} must be a positive number: the price of a chip-hour.")
     faults = choose_faults(args)
     if args.sizes or args.models or args.picture:
         show_inference(args, arguments)

@@ -17,10 +17,12 @@ from tests.conftest import ROOT
 from tests.planning.builders import make_compilation
 from tests.test_program import build
 from vit_jax import UserError, plan, tree
-from vit_jax.config import parse_command_line
+from vit_jax.config import evaluation, parse_command_line
 from vit_jax.planning import client, plan_table, serialization, targets, worker
+from vit_jax.planning.estimate import model_flops_per_image
 from vit_jax.planning.plan import Plan
 from vit_jax.planning.plan_types import PlanRequest
+from vit_jax.program import program_without_data
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]
 WORDS += ["--config.task.mixup=0.0"]  # it takes half of the time to compile
@@ -50,6 +52,28 @@ def expected_bytes(mesh):
     }
     moments = 2 if config.optim.name == "adamw" else 1
     return sum(params.values()) * 4, moments
+
+
+def test_the_workload_is_that_of_the_run():
+    """It saves before each evaluation, and SAM computes two gradients."""
+    config, _ = parse_command_line(["plan", *WORDS])
+    with config.unlocked():
+        config.evals.often = evaluation(**{**config.evals.test, "every": 5})
+        config.evals.test.every, config.eval_every, config.checkpoint_every = 70, 3, 100
+    config.optim.sam_rho = 0.05
+    config, program = program_without_data(config)
+    workload = worker.describe_workload(config, program, PlanRequest(tuple(WORDS), "cpu"), 1000)
+    assert workload.save_steps == 5
+    assert model_flops_per_image(workload) == 2 * 6 * workload.macs_per_image
+    taught = dataclasses.replace(workload, teacher_macs=7)
+    assert model_flops_per_image(taught) == model_flops_per_image(workload) + 2 * 7
+    assert model_flops_per_image(dataclasses.replace(workload, inference=True)) == 2 * workload.macs_per_image
+
+
+@pytest.mark.parametrize("price", ["-1", "nan", "inf"])
+def test_a_price_is_a_number_above_0(price):
+    with pytest.raises(UserError, match=f"--price={price} must be a positive number: the price of a chip-hour"):
+        plan.main(["plan", *WORDS, "--topology=v5e:2x4", f"--price={price}"])
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ CostLine = tuple[str, str, str]  # a quantity, as measured and as planned; an em
 COST_WORDS = (
     "Images a second and the time waiting for data are medians of the logged lines, without evaluations and saving; "
     "the time is that of all processes, with compiling and evaluations. The FLOPs are those of the model: 6 for each "
-    "multiply-accumulate of an image's forward pass."
+    "multiply-accumulate of an image's forward pass, twice as many with SAM, and 2 for each of a teacher's."
 )
 
 TIME_WORDS = (
@@ -89,7 +89,7 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
 def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
     """Returns rows of what a run took and of what was planned; a text is empty if the value is unknown."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
-    devices, flops = plan.get("devices", 0), 6 * plan.get("macs_per_image", 0)
+    devices, flops = plan.get("devices", 0), training_flops(plan)
     planned_rate = (plan.get("images_per_second_per_chip") or 0) * devices
     utilization = plan.get("mfu") or 0
     peak = max((process.get("peak_bytes") or 0 for process in run.processes), default=0)
@@ -110,6 +110,11 @@ def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
         ("memory of a device", show_bytes(peak), show_bytes(plan.get("needed_bytes") or plan.get("peak_bytes"))),
         ("time of the run", show_seconds(seconds), show_seconds(3600 * (plan.get("hours") or 0))),
     ]
+
+
+def training_flops(plan: dict[str, Any]) -> float:
+    """Returns the FLOPs of training on an image by a plan, those of its teacher included; 0: not known."""
+    return 6 * plan.get("passes", 1) * plan.get("macs_per_image", 0) + 2 * plan.get("teacher_macs", 0)
 
 
 def median(run: RunFolder, metric: str) -> float | None:

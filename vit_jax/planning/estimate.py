@@ -83,10 +83,12 @@ def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Fault
 def model_flops_per_image(workload: Workload) -> int:
     """Returns the FLOPs that a model needs for an image, those of its teacher included.
 
-    They are those of the forward pass for a prediction, and of the forward and backward pass for training. Activations
-    that are computed again in the backward pass (`remat`) count once.
+    They are those of the forward pass for a prediction, and of the forward and backward pass for training, both twice
+    with SAM. Activations that are computed again in the backward pass (`remat`) count once.
     """
-    return (2 if workload.inference else 6) * workload.macs_per_image + 2 * workload.teacher_macs
+    if workload.inference:
+        return 2 * workload.macs_per_image
+    return 6 * workload.passes * workload.macs_per_image + 2 * workload.teacher_macs
 
 
 def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:

@@ -36,13 +36,18 @@ def training_exaflops(model: Model, images: float) -> float:
 def run_exaflops(config: ConfigDict) -> float:
     """Returns the floating point operations of a run, in units of 1e18, without its evaluations.
 
-    They are counted as by `training_exaflops`. A run with SAM (`optim.sam_rho`) has twice as many.
+    They are counted as by `training_exaflops`. A run with SAM has twice as many. Those of a teacher are left out, whose
+    weights need not be here.
 
     Args:
         config: the configuration as it lies in the folder of the run.
     """
-    passes = 2 if config.optim.sam_rho else 1
-    return passes * training_exaflops(model_without_data(config), config.total_steps * config.batch)
+    return count_passes(config) * training_exaflops(model_without_data(config), config.total_steps * config.batch)
+
+
+def count_passes(config: ConfigDict) -> int:
+    """Returns the number of gradients that a training step computes: two with SAM (`optim.sam_rho`)."""
+    return 2 if config.optim.sam_rho else 1
 
 
 def count_macs(function: Callable[..., Any], *args: Any) -> int:

@@ -76,6 +76,7 @@ class Workload:
         parameter_bytes: bytes of the parameters.
         state_bytes: bytes of the training state: parameters, optimizer, average.
         macs_per_image: multiply-accumulates of an image's forward pass.
+        passes: the number of gradients that a step computes: two with SAM.
         readers: the number of readers if the images are streamed; 0 if they cannot be streamed.
         window: the number of shards that each reader shuffles at a time.
         teacher_bytes: bytes of the parameters of a teacher; 0 if there is none.
@@ -112,6 +113,7 @@ class Workload:
     macs_per_image: int
     readers: int
     window: int
+    passes: int = 1
     teacher_bytes: int = 0
     teacher_macs: int = 0
 
