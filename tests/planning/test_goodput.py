@@ -101,10 +101,15 @@ def test_without_a_time_of_a_step_nothing_is_expected():
 
 def test_a_run_tells_what_its_restarts_cost():
     starts = [
-        Start(0, 30, 1000.0, {"starting": 99.0, "saving": 6.0, "step": 95.0}, saves=3),
-        Start(20, 30, 1240.0, {"starting": 20.0, "restoring": 30.0, "compiling": 70.0, "saving": 2.0}, saves=1),
+        Start(0, 30, 1.7e9, {"starting": 99.0, "saving": 6.0, "step": 95.0}, saves=3),
+        Start(20, 30, 1.7e9 + 240, {"starting": 20.0, "restoring": 30.0, "compiling": 70.0, "saving": 2.0}, saves=1),
         Start(
-            20, 90, 1422.0, {"starting": 22.0, "restoring": 30.0, "compiling": 70.0, "saving": 50.0}, 1, complete=True
+            20,
+            90,
+            1.7e9 + 422,
+            {"starting": 22.0, "restoring": 30.0, "compiling": 70.0, "saving": 50.0},
+            1,
+            complete=True,
         ),
     ]
     found = goodput.measure_restart(starts, "workdirs/run")

@@ -125,7 +125,7 @@ def describe_workload(config: ConfigDict, program: Program, request: PlanRequest
         remat_choices=list(program.model.choices("remat")),
         dtype=spec.dtype,
         steps=config.total_steps,
-        save_steps=min(config.checkpoint_every, *(one.every or config.eval_every for one in config.evals.values())),
+        save_steps=min([config.checkpoint_every, *(one.every or config.eval_every for one in config.evals.values())]),
         save_minutes=config.checkpoint_every_minutes,
         epochs=config.total_steps * config.batch / config.data.num_examples,
         num_examples=config.data.num_examples,
