@@ -28,8 +28,8 @@ RANDOM = np.random.default_rng(0)
 NAME = "a <b> & 'c'"
 PROCESS = {"seconds": 90.0, "hardware": "8 x TPU <x>", "vit_jax": "0.1.0", "jax": "0.10", "peak_bytes": 2**30}
 LEDGER = [  # 100 seconds, 50 without anything, 250 seconds
-    {"first": 0, "last": 14, "began": 1000.0, "seconds": {"starting": 20.0, "step": 80.0}},
-    {"first": 10, "last": 30, "began": 1150.0, "seconds": {"steps done again": 50.0, "step": 200.0}},
+    {"first": 0, "last": 14, "began": 1.7e9, "seconds": {"starting": 20.0, "step": 80.0}},
+    {"first": 10, "last": 30, "began": 1.7e9 + 150, "seconds": {"steps done again": 50.0, "step": 200.0}},
 ]
 PLAN = {"batch": 16, "devices": 2, "device_kind": "TPU v5 lite", "macs_per_image": 10**6, "peak_bytes": 2**29}
 PLAN |= {"images_per_second_per_chip": 500.0, "mfu": 0.4, "hours": 0.01}
