@@ -451,6 +451,26 @@ def test_requests_are_read():
     assert [*found] == ["fewshot", "test"] and found.test.source == "tfds:cifar10"
 
 
+def test_values_with_commas():
+    words = [
+        "knn:source=parquet:a,label=fine_label,image=img,split=test,k=1,3",
+        "probe:preprocess=resize((16,8),antialias=True)|value_range(-1,1),validation=0.2",
+        "fewshot:source=parquet:a,label=fine,parquet:b,digits,shots=1,5",
+        "m=knn:source=mix:1*folder:a,classes=b.json+2*digits",
+    ]
+    found = request_evaluations(words, {}, None)
+    knn, probe = found.knn_a_label_fine_label_image_img, found.probe
+    assert (knn.source, knn.split, knn.k) == ("parquet:a,label=fine_label,image=img", "test", (1, 3))
+    assert (probe.preprocess, probe.validation) == ("resize((16,8),antialias=True)|value_range(-1,1)", 0.2)
+    sources = {name: one.source for name, one in found.items() if one.kind == "fewshot"}
+    assert sources == {
+        "fewshot_a_label_fine": "parquet:a,label=fine",
+        "fewshot_b": "parquet:b",
+        "fewshot_digits": "digits",
+    }
+    assert found.m.source == "mix:1*folder:a,classes=b.json+2*digits"
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_requests_share_no_field(stored, tmp_path):
     config = base.get_config()

@@ -25,7 +25,7 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     """Returns the objects that `vit_jax.evaluate --json` has printed to a file, one a line; none if `path` is None.
 
     Raises:
-        UserError: the file cannot be read, or a line is not JSON.
+        UserError: the file cannot be read, or a line is not such an object.
     """
     if path is None:
         return []
@@ -33,10 +33,11 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
         with user_errors(f"cannot read {path}"):
             content = Path(path).read_bytes()
         rows = [json.loads(line) for line in content.splitlines()]
-    except ValueError as error:
-        raise UserError(
-            f"cannot read {path}: a line is not JSON; write it with python -m vit_jax.evaluate WORKDIR --json > {path}."
-        ) from error
+        if not all(isinstance(row, dict) and isinstance(row.get("evals", {}), dict) for row in rows):
+            raise ValueError
+    except (ValueError, RecursionError) as error:
+        command = f"python -m vit_jax.evaluate WORKDIR --json > {path}"
+        raise UserError(f"cannot read {path}: a line is not a JSON object; write it with {command}.") from error
     return rows
 
 

@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import dataclasses
 import http.client
+import io
 import itertools
 import json
 import re
@@ -16,7 +18,16 @@ from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
 from vit_jax import UserError, models, report, train
-from vit_jax.analysis import curves, page_server, run_checkpoints, run_facts, run_page, run_report
+from vit_jax.analysis import (
+    curves,
+    page_server,
+    run_checkpoints,
+    run_cost,
+    run_facts,
+    run_mistakes,
+    run_page,
+    run_report,
+)
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
@@ -316,6 +327,41 @@ def test_a_run_that_is_interrupted_twice_and_writes_its_page(tmp_path):
             assert curve.steps.tolist() == list(range(step, 13, step))
     page = check_run_page((tmp_path / "run" / "report.html").read_text())
     assert "after step 4, 8" in page.text and "Wrong with most confidence" in page.text
+
+
+@pytest.mark.parametrize("value", ["text", [1], {}, -1, True, float("nan"), 10**400], ids=lambda value: str(value)[:9])
+def test_a_damaged_plan_is_a_sentence(value, model):
+    config = get_config()
+    config.total_steps = 30
+    run = RunFolder("r", "place", config, [(1, metrics(1))], [PROCESS], None, {})
+    plan = PLAN | {"needed_bytes": None, "passes": 1, "teacher_macs": 0, "steps": 3, "resolution": [3, 4]}
+    for field in plan:
+        damaged = dataclasses.replace(run, plan=json.dumps(plan | {field: value}).encode())
+        with contextlib.suppress(UserError):  # "place/plan.json is not a plan"
+            assert run_cost.cost_part(damaged).startswith("<table")
+    for text in (b"", b"[" * 100_000, b"\xff", b"null", b'{"batch": 1'):
+        with pytest.raises(UserError, match=r"place/plan\.json is not a plan; delete it"):
+            run_cost.cost_part(dataclasses.replace(run, plan=text))
+
+
+def test_damaged_mistakes_are_a_sentence():
+    arrays = mistakes(classes=3) | {"step": np.array(20), "split": np.array("test")}
+    others = [np.array(3), np.array([2.5]), np.zeros((3, 3)), np.array(["x"] * 24), np.zeros((24, 2, 2, 3))]
+    others += [np.int64(-9), np.zeros(24, np.int64), np.full((24, 0, 0, 3), 1, np.uint8), np.full(24, np.nan)]
+    others += [np.array([], str)]
+    refused = 0
+    for name in arrays:
+        for other in (*others, -abs(arrays["labels"]) - 1):
+            content = io.BytesIO()
+            np.savez(content, **arrays | {name: other})
+            try:
+                read = run_mistakes.read_mistakes("m.npz", content.getvalue())
+            except UserError as error:
+                assert str(error) == "m.npz was not written by vit_jax.evaluate --save=mistakes; remove it."
+                refused += 1
+            else:
+                assert run_mistakes.evaluation_part("test.test.mistakes.npz", read)
+    assert refused > 60
 
 
 @pytest.mark.slow

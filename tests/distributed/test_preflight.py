@@ -231,3 +231,20 @@ def test_a_run_whose_workdir_another_took_writes_nothing_more(quick, tmp_path, m
         train.train(quick, tmp_path, watch)
     assert not list((tmp_path / "checkpoints").iterdir())
     assert (tmp_path / workdir_lock.FILE).read_text() == OTHER
+
+
+def test_a_holder_whose_disk_is_full_is_alive(tmp_path, monkeypatch):
+    """It cannot rewrite its file, but it shows that it is there, also to other machines."""
+    monkeypatch.setattr(workdir_lock, "HEARTBEAT_SECONDS", 0.1)
+    holder, other = (workdir_lock.WorkdirLock(str(tmp_path), pytest.fail) for _ in range(2))
+    other._id["machine"] = "elsewhere"
+    holder.acquire()
+
+    def refuse(path, content):
+        raise UserError("cannot write: No space left on device")
+
+    monkeypatch.setattr(workdir_lock.filesystem, "write_bytes", refuse)
+    with pytest.raises(UserError, match="is in use by another run"):
+        other.acquire()
+    holder.release()
+    assert not (tmp_path / "owner.json").exists()

@@ -1,5 +1,6 @@
 import json
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,11 @@ def test_any_label_counts_and_images_without_are_left_out(tmp_path):
     logits = np.zeros((5, 1000), np.float32)
     logits[np.arange(5), [3, 795, 230, 5, 809]] = 1
     assert scores.top_k_accuracy(logits, labels) == 2 / 3
+
+
+def test_labels_may_lie_in_a_bucket():
+    fsspec.filesystem("memory").pipe_file("/labels/real.json", b"[[3], [], [1, 2]]")
+    np.testing.assert_array_equal(real.read_real_labels("memory://labels/real.json"), [[3, -1], [-1, -1], [1, 2]])
 
 
 def test_images_are_found_by_file_name():

@@ -132,6 +132,7 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
     write_run(tmp_path / "runs" / "one")
     for seed in (0, 1):
         write_run(tmp_path / "runs" / "table5" / "cifar10" / "full" / f"seed={seed}")
+    (tmp_path / "list.jsonl").write_text('[{"step": 10, "knn/1nn": 0.75}]\n')
     (tmp_path / "evaluations.jsonl").write_text('{"step": 10, "knn/1nn": 0.75}\n')
     record.main(["record", "runs/one"])
     record.main(["record", "runs/table5"])
@@ -147,7 +148,8 @@ def test_the_command_records_a_run_or_all_below_a_folder(tmp_path, monkeypatch, 
         (["runs"], None),
         (["docs"], "there is no run in docs"),
         (["runs/table5", "--evaluations=evaluations.jsonl"], "--evaluations is for one run, but 2 are given"),
-        (["runs/one", "--evaluations=docs/results.md"], "a line is not JSON"),
+        (["runs/one", "--evaluations=docs/results.md"], "a line is not a JSON object"),
+        (["runs/one", "--evaluations=list.jsonl"], "a line is not a JSON object; write it with python -m"),
     ):
         if sentence:
             with pytest.raises(UserError, match=sentence):

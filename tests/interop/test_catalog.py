@@ -277,7 +277,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.server.asked.append(self.path)
         time.sleep(0.02)
-        kind = self.path.rpartition("/")[2]
+        kind = self.path.partition("?")[0].rpartition("/")[2]
         if kind.isdigit():
             self.send_error(int(kind))
             return
@@ -489,7 +489,21 @@ def test_the_paths_of_downloads():
     address = "https://storage.googleapis.com/vit_models/imagenet21k%2Bimagenet2012/R50%2BViT-B_16.npz"
     assert download.https_address("gs://vit_models/imagenet21k+imagenet2012/R50+ViT-B_16.npz") == address
     assert str(download.relative_path(address)) == place
-    assert str(download.relative_path("https://host/a%2F..%2Fb c?d/e")) == "host/a%2F..%2Fb%20c%3Fd%2Fe"
+    digest = hashlib.sha256(b"d/e").hexdigest()[:16]
+    assert str(download.relative_path("https://host/a%2F..%2Fb c?d/e")) == f"host/a%2F..%2Fb%20c%3F{digest}"
+
+
+def test_what_signs_an_address_is_neither_shown_nor_kept(server, tmp_path, capfd):
+    signed = f"?X-Goog-Signature=SECRET{'x' * 400}"
+    path = download.download_file(f"{server.address}/right{signed}")
+    assert path.read_bytes() == CONTENT and "SECRET" not in str(path)
+    assert download.download_file(f"{server.address}/right{signed}") == path
+    assert download.download_file(f"{server.address}/right?other") != path
+    for name in ("404", "403", "500"):
+        with pytest.raises(UserError) as raised:
+            vit_jax.load(f"{server.address}/{name}{signed}")
+        assert f"/{name}?..." in str(raised.value) and "SECRET" not in str(raised.value)
+    assert "SECRET" not in "".join(capfd.readouterr())
 
 
 def test_several_at_once_do_not_disturb_each_other(server, tmp_path):

@@ -216,6 +216,18 @@ def test_adapters_that_cannot_be_read(change, message, tmp_path, monkeypatch):
         vit_jax.load(tmp_path / "adapter")
 
 
+def test_adapters_that_name_each_other_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"a": "../b", "b": "c", "c": "../a"}  # relative to the adapter's folder, or to the current one
+    for name, base in places.items():
+        written(tmp_path / name, *adapted("gelu"))
+        config = json.loads((tmp_path / name / "adapter_config.json").read_text())
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+    for read in (vit_jax.load, interop.digest_weights):
+        with pytest.raises(UserError, match=r"names .* as the weights to adapt, which are adapted from these again"):
+            read(tmp_path / "a")
+
+
 def test_incomplete_folders_of_adapters(tmp_path):
     written(tmp_path / "adapter", *adapted("gelu"))
     (tmp_path / "adapter" / "adapter_config.json").unlink()

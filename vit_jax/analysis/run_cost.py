@@ -22,6 +22,11 @@ PLANNED = {
     "num_examples": "data.num_examples",
 }
 
+REQUIRED = ("batch", "devices", "macs_per_image")  # numbers that every plan has
+# Numbers that a plan may have.
+KNOWN = ("passes", "teacher_macs", "images_per_second_per_chip", "mfu", "hours", "needed_bytes", "peak_bytes")
+MOST = 1e18  # of a number in a plan
+
 CostLine = tuple[str, str, str]  # a quantity, as measured and as planned; an empty one is unknown
 
 COST_WORDS = (
@@ -66,8 +71,9 @@ def parse_plan(text: bytes, path: str) -> dict[str, Any]:
     """
     try:
         plan = json.loads(text.splitlines()[0])
-        is_plan = all(isinstance(plan[name], int | float) for name in ("batch", "devices", "macs_per_image"))
-    except (ValueError, TypeError, KeyError, IndexError):
+        numbers = [plan[name] for name in REQUIRED] + [plan[name] for name in KNOWN if plan.get(name) is not None]
+        is_plan = all(isinstance(number, int | float) and 0 <= number < MOST for number in numbers)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         is_plan = False
     if not is_plan:
         command = f"python -m vit_jax.plan --config=FILE --topology=SLICE --json > {path}"

@@ -16,6 +16,17 @@ from vit_jax.monitoring import RunFolder
 MAX_LISTED_CLASSES, MAX_DRAWN_CLASSES = 20, 1000  # with at most so many classes the matrix is a table, a picture
 WORST = 20  # classes whose accuracy is shown, and pairs of classes that are confused
 SMALL = 64  # pixels: smaller pictures are encoded without loss
+# Array of a file of mistakes -> the number of its dimensions and the kind of its values, as NumPy abbreviates it.
+FORMS = {
+    "pairs": (2, "i"),
+    "names": (1, "U"),
+    "images": (1, "U"),
+    "pixels": (4, "u"),
+    "labels": (1, "i"),
+    "predictions": (1, "i"),
+    "confidences": (1, "f"),
+    "step": (0, "i"),
+}
 
 
 def mistakes_part(run: RunFolder) -> str:
@@ -47,16 +58,20 @@ def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
     """
     with user_errors(f"cannot read {name}", *NPZ_ERRORS, advice="remove it"), np.load(io.BytesIO(content)) as file:
         arrays = dict(file)
-    wanted = {"pairs", "names", "images", "pixels", "labels", "predictions", "confidences", "step"}
-    if not wanted <= arrays.keys() or not is_consistent(arrays):
+    if not FORMS.keys() <= arrays.keys() or not is_consistent(arrays):
         raise UserError(f"{name} was not written by vit_jax.evaluate --save=mistakes; remove it.")
     return arrays
 
 
 def is_consistent(arrays: dict[str, Any]) -> bool:
-    """Returns whether the arrays of a file have fitting shapes, and their labels and predictions are known classes."""
-    pairs, shown_images = arrays["pairs"], [arrays[name] for name in ("images", "labels", "predictions", "confidences")]
-    if pairs.ndim != 2 or pairs.shape[1] != 3 or any(len(each) != len(arrays["pixels"]) for each in shown_images):
+    """Returns whether the arrays of a file have fitting forms, and their labels and predictions are known classes."""
+    if any((arrays[name].ndim, arrays[name].dtype.kind) != form for name, form in FORMS.items()):
+        return False
+    pairs, pixels = arrays["pairs"], arrays["pixels"]
+    shown_images = [arrays[name] for name in ("images", "labels", "predictions", "confidences")]
+    if pairs.shape[1] != 3 or any(len(each) != len(pixels) for each in shown_images):
+        return False
+    if pixels.dtype != np.uint8 or pixels.shape[3] != 3 or 0 in pixels.shape[1:]:
         return False
     classes = np.concatenate([pairs[:, :2].ravel(), arrays["labels"], arrays["predictions"]])
     return bool(classes.min(initial=0) >= 0 and classes.max(initial=-1) < len(arrays["names"]))

@@ -72,15 +72,22 @@ class WorkdirLock:
         if holder["machine"] == self._id["machine"] and holder["started"]:
             return _started(holder["pid"]) == holder["started"]
         # The clocks of machines differ, so the file is watched for changes.
+        before = self._state()
         end = time.monotonic() + 3 * HEARTBEAT_SECONDS
         while time.monotonic() < end:
             time.sleep(HEARTBEAT_SECONDS / 5)
-            now = self._read()
-            if now is None:
+            now = self._state()
+            if now[0] is None:
                 return False
-            if now != holder:
+            if now != before:
                 return True
         return False
+
+    def _state(self) -> tuple[dict[str, Any] | None, int]:
+        """Returns the content of the file, and when a local one was modified: both change while a holder is alive."""
+        with contextlib.suppress(OSError):
+            return self._read(), 0 if self.remote else os.stat(self._path).st_mtime_ns
+        return None, 0
 
     def _taken(self, holder: dict[str, Any]) -> UserError:
         who = f"process {holder['pid']} on {holder['host']}"
@@ -96,9 +103,18 @@ class WorkdirLock:
             with contextlib.suppress(UserError):  # a store that refuses is reported when a checkpoint is saved
                 holder = self._read()
                 if not holder or holder["run"] == self._id["run"]:
-                    self._write(beats)
+                    self._beat_once(beats)
             if holder and holder["run"] != self._id["run"]:
                 return self._lost(self._taken(holder))
+
+    def _beat_once(self, beats: int) -> None:
+        try:
+            self._write(beats)
+        except UserError:
+            if self.remote:
+                raise
+            with contextlib.suppress(OSError):
+                os.utime(self._path)  # which a full disk accepts
 
     def _read(self) -> dict[str, Any] | None:
         try:

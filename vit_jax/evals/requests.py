@@ -21,6 +21,9 @@ from vit_jax.config import (
 OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # the outputs that a command can save
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
+# A comma between two fields or values of a request: not one in brackets, nor one before an option of a data source.
+COMMA = r",(?!(?:label|image|classes)=)(?![^\[(]*[\])])"
+
 
 def choose_evaluations(
     config: ConfigDict, size: tuple[int, int], preprocess: str | None, requests: Sequence[str], split: str | None
@@ -133,14 +136,14 @@ def parse_fields(text: str, start: ConfigDict) -> dict[str, list[str]]:
         UserError: the text has another form, or the kind of the evaluation has no such field.
     """
     given = {}
-    for part in re.split(r",(?=\w+=)", text) if text else ():
+    for part in re.split(rf"{COMMA}(?=\w+=)", text) if text else ():
         field, equals, value = part.partition("=")
         if not (equals and value):
             raise UserError(f"cannot read {part!r} in --evals; write FIELD=VALUE.")
         known = [one for one in eval_fields(start.kind) if one != "kind"]
         choose(f"field of the {start.kind} evaluation", field, known)
         has_many = isinstance(start[field], tuple) or field == "preprocess"
-        given[field] = [value] if has_many else re.split(r",(?![^\[(]*[\])])", value)
+        given[field] = [value] if has_many else re.split(COMMA, value)
     return given
 
 

@@ -54,7 +54,7 @@ def download_file(address: str, size: str | None = None, seconds: float = TIMEOU
         except UserError as error:
             if not is_here or isinstance(error.__cause__, urllib.error.HTTPError):
                 raise
-            tell(f"vit_jax: cannot reach {address}; the file that was downloaded before is used.")
+            tell(f"vit_jax: cannot reach {without_query(address)}; the file that was downloaded before is used.")
             return path
         noted, version = path.with_name(f"{path.name}.version"), _version(response.headers)
         is_same = False
@@ -85,14 +85,16 @@ def https_address(address: str, local: bool = True) -> str:
         if host and safe and parts.port != 0 and "@" not in parts.netloc:
             return address
     # The text before an @ may be a password, even where the rest cannot be parsed.
-    words = "this address (not shown: it may contain a password)" if "@" in address else printable(address, MAX_QUOTED)
+    hidden = "this address (not shown: it may contain a password)"
+    words = hidden if "@" in address else printable(without_query(address), MAX_QUOTED)
     raise UserError(f"cannot download from {words}; use https://HOST/PATH or gs://BUCKET/NAME.")
 
 
 def relative_path(address: str) -> Path:
     """Returns the path, relative to the folder of downloads, for the file at an address. Its first part is the host.
 
-    The path never leads out of the folder.
+    The path never leads out of the folder. What follows a question mark may be long and grant access to the file, so
+    the path has only its digest.
 
     Raises:
         UserError: the address has an empty part, `.` or `..`.
@@ -100,13 +102,19 @@ def relative_path(address: str) -> Path:
     parts = urlsplit(address)
     names = [unquote(name) for name in (parts.netloc, *parts.path.removeprefix("/").split("/"))]
     if parts.query:
-        names[-1] += f"?{parts.query}"
+        names[-1] += f"?{hashlib.sha256(parts.query.encode()).hexdigest()[:16]}"
     if {"", ".", ".."} & set(names):
-        words = printable(address, MAX_QUOTED)
+        words = printable(without_query(address), MAX_QUOTED)
         raise UserError(
             f"cannot download from {words}; its path must name a file, without empty parts and without '..'."
         )
     return Path(*(quote(name, safe="+") for name in names))
+
+
+def without_query(address: str) -> str:
+    """Returns an address as it is shown: `?...` replaces what may grant access to the file. Paths are unchanged."""
+    start, question_mark, _ = address.partition("?")
+    return f"{start}?..." if question_mark and re.match("https?://", address, re.IGNORECASE) else address
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -153,18 +161,19 @@ def _open_address(address: str, path: Path, seconds: float) -> Iterator[http.cli
         UserError: no server answers, or the server answers with an error.
     """
     advice = f"download it elsewhere and save it as {path}."
+    shown = without_query(address)
     try:
         response = urllib.request.build_opener(SafeRedirects).open(address, timeout=seconds)
     except urllib.error.HTTPError as error:
         with error:
             status = f"HTTP status {error.code} {_server_reason(error)}"
         if error.code == 404:
-            raise UserError(f"{address} was not found ({status}).") from error
+            raise UserError(f"{shown} was not found ({status}).") from error
         if error.code in (401, 403):
-            raise UserError(f"no permission to read {address} ({status}).") from error
-        raise UserError(f"cannot read {address} ({status}); try again later, or {advice}") from error
+            raise UserError(f"no permission to read {shown} ({status}).") from error
+        raise UserError(f"cannot read {shown} ({status}); try again later, or {advice}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: the target of a redirect
-        raise UserError(f"cannot reach {address}: {_server_reason(error)}; {advice}") from error
+        raise UserError(f"cannot reach {shown}: {_server_reason(error)}; {advice}") from error
     with response:
         yield response
 
@@ -183,7 +192,7 @@ def _checked_chunks(
     total = _announced_length(response)
     if total is not None:
         _check_size(total, size)
-    name = printable(unquote(address.rpartition("/")[2]), MAX_QUOTED)
+    name = printable(unquote(urlsplit(address).path.rpartition("/")[2]), MAX_QUOTED)
     scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     # One update a second: in a log file, where nothing is drawn over, each update is a line.
     with tqdm(desc=name, total=total, mininterval=1, dynamic_ncols=True, **scale) as bar:

@@ -1,5 +1,6 @@
 """Finds the local file or checkpoint folder with the weights that a user names."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -58,20 +59,40 @@ def locate_base(adapter: peft.Adapter) -> str:
     as PEFT writes the name of weights on the hub, is returned as `hf-hub:OWNER/NAME`.
 
     Raises:
-        UserError: the configuration names the folder of the adapter itself.
+        UserError: the configuration names the folder of the adapter itself, or weights that are adapted from these.
     """
-    with user_errors("base_model_name_or_path is not a path", OSError, RuntimeError, ValueError):
-        paths = expand_home(adapter.base), adapter.folder / adapter.base
-        existing = next((path for path in paths if path.exists()), None)
-        if existing and existing.resolve() == adapter.folder.resolve():
-            advice = "write the path or name of the original weights into base_model_name_or_path"
-            raise UserError(f"{peft.CONFIG} names its own folder as the weights to adapt; {advice}")
+    advice = "write the path or name of the original weights into base_model_name_or_path"
+    existing = _existing_base(adapter)
+    if existing and existing.resolve() == adapter.folder.resolve():
+        raise UserError(f"{peft.CONFIG} names its own folder as the weights to adapt; {advice}")
     if existing:
+        passed = {adapter.folder.resolve()}
+        place: Path | None = existing
+        while place and (inner := _local_adapter(place)):
+            if inner.folder.resolve() in passed:
+                again = "the weights to adapt, which are adapted from these again"
+                raise UserError(f"{peft.CONFIG} names {adapter.base} as {again}; {advice}")
+            passed.add(inner.folder.resolve())
+            place = _existing_base(inner)
         return str(existing)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter.base) and not catalog.is_published(adapter.base):
         revision = f"@{adapter.revision}" if adapter.revision else ""
         return adapter.base if augreg.is_name(adapter.base) else f"{hub.PREFIX}{adapter.base}{revision}"
     return adapter.base
+
+
+def _existing_base(adapter: peft.Adapter) -> Path | None:
+    """Returns the path of the weights that an adapter changes, if it is on this machine."""
+    with user_errors("base_model_name_or_path is not a path", OSError, RuntimeError, ValueError):
+        paths = expand_home(adapter.base), adapter.folder / adapter.base
+        return next((path for path in paths if path.exists()), None)
+
+
+def _local_adapter(place: Path) -> peft.Adapter | None:
+    """Returns the adapters that are loaded from a place on this machine; None: they are other weights, or none."""
+    with contextlib.suppress(UserError):
+        return locate_weights(place).adapter
+    return None
 
 
 def digest_weights(path: str | Path) -> str:

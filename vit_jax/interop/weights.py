@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors
-from vit_jax.interop import archives, class_names, description, formats, locate, transfer
+from vit_jax.interop import archives, class_names, description, download, formats, locate, transfer
 from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes
 from vit_jax.storage import atomic_write
@@ -66,7 +66,8 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
                 tell(f"{model.name}: its preprocessing, {pipe}, for images of {_in_words(model.image_size)}: {scaled}")
         return model, tree.unflatten(params)
     except UserError as error:
-        raise UserError(f"{printable(path)}: {printable(error)}") from None  # the traceback would not help a user
+        shown = printable(download.without_query(str(path)))
+        raise UserError(f"{shown}: {printable(error)}") from None  # the traceback would not help a user
 
 
 def save(

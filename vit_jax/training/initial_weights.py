@@ -27,7 +27,8 @@ def load_init(
     Raises:
         UserError: the weights cannot be read, or do not suit the model.
     """
-    with errors_of(f"init_from={source}"):
+    shown = interop.without_query(source)
+    with errors_of(f"init_from={shown}"):
         # FlexiViT weights are resized once, from the patch size that they were trained with, and only on request.
         keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
         asked = {key: program.model.field(key) for key in keys}
@@ -37,9 +38,9 @@ def load_init(
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
-            return adapted, f"{source}, head included"
+            return adapted, f"{shown}, head included"
         left = "; its head, for masked patches, and its [mask] embedding are left out"
-        return adapted, source + (left if loaded.field("head") == "patches" else "")
+        return adapted, shown + (left if loaded.field("head") == "patches" else "")
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:
