@@ -11,7 +11,7 @@ from vit_jax.interop.pytorch.names import MapNames, Names
 from vit_jax.models import ModelSpec
 
 Renaming = tuple[tuple[str, str], ...]  # pattern, replacement
-# What PyTorch's wrappers of a module, or of a part of it, put into names: torch.compile, FSDP, activation checkpointing.
+# What PyTorch puts into names for torch.compile, FSDP and activation checkpointing, of a model or of a part of it.
 WRAPPERS = ((r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", ""),)
 
 
