@@ -2,10 +2,12 @@
 
 import contextlib
 import re
+import shutil
 
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import vit_jax
 from tests.conftest import ROOT
@@ -153,11 +155,64 @@ def test_older_names_are_read():
     arrays = arrays_of("timm_dinov2_registers")
     older = {re.sub(r"ls([12])\.gamma", r"gamma_\1", name): array for name, array in arrays.items()}
     older["register_tokens"], older["mask_token"] = older.pop("reg_token"), np.zeros((1, 24), np.float32)
-    older = {f"module.{name}": array for name, array in older.items()}
     (model, params), (expected_model, expected) = read(older), read(arrays)
     assert model == expected_model
     for name, array in expected.items():
         np.testing.assert_array_equal(params[name], array)
+
+
+def write_renamed(path, name, rename):
+    """A file of timm or a folder of transformers whose arrays have other names; the path to load, and the fields."""
+    source, _ = fixture(name)
+    renamed = {new: array for key, array in read_arrays(source).items() for new in rename(key)}
+    file = path / "model.safetensors"
+    safetensors.numpy.save_file(renamed, file, metadata={"format": "pt"})
+    if name.startswith("timm"):
+        return file, {"num_heads": 3}
+    shutil.copy(source.with_name("config.json"), path)
+    return path, {}
+
+
+PREFIXES = ("_orig_mod.", "module._orig_mod.", "model.", "backbone.", "state_dict_ema.module.", "visual.trunk.")
+
+
+@pytest.mark.parametrize("name", ["timm_vit_map", "timm_dinov2_registers", "hf_dinov2", "hf_deit_distilled"])
+def test_prefixes_that_all_arrays_have_are_removed(name, tmp_path):
+    """Those of torch.compile, DistributedDataParallel, Lightning and others, in any order."""
+    model, params = vit_jax.load(*(fixture(name)[0],), **({"num_heads": 3} if name.startswith("timm") else {}))
+    inner = re.compile(r"(?<=\.)(?=norm1\.)")  # of a model whose blocks are compiled one by one
+    cases = {prefix: (lambda key, prefix=prefix: [prefix + key]) for prefix in PREFIXES}
+    for rename in (*cases.values(), lambda key: [inner.sub("_orig_mod.", key)]):
+        path, given = write_renamed(tmp_path, name, rename)
+        found, again = vit_jax.load(path, **given)
+        assert found.spec == model.spec
+        assert_same_arrays(tree.flatten(again), tree.flatten(params))
+
+
+@pytest.mark.parametrize("name", ["timm_vit_map", "hf_dinov2"])
+def test_two_arrays_for_one_parameter_are_refused(name, tmp_path):
+    path, given = write_renamed(tmp_path, name, lambda key: [key, f"module.{key}"])
+    with pytest.raises(UserError, match=r"module\."):
+        vit_jax.load(path, **given)
+    path, given = write_renamed(tmp_path, name, lambda key: [key, f"_orig_mod.{key}"])
+    with pytest.raises(UserError, match=r"contains both \S+ and \S+, of which only one can be meant"):
+        vit_jax.load(path, **given)
+    if name.startswith("timm"):
+        names = {"blocks.0.attn.proj.bias": ["blocks.0.gamma_1", "blocks.0.ls1.gamma"]}
+        path, given = write_renamed(tmp_path, name, lambda key: [key, *names.get(key, [])])
+        with pytest.raises(UserError, match=r"contains both blocks\.0\.\S+ and blocks\.0\.\S+, of which only one"):
+            vit_jax.load(path, **given)
+
+
+@pytest.mark.parametrize("name", ["timm_vit_map", "hf_dinov2"])
+def test_a_prefix_that_some_arrays_lack_is_named(name, tmp_path):
+    """As where a head was trained beside a backbone, or two sets of weights were saved together."""
+    path, given = write_renamed(tmp_path, name, lambda key: ["loss.weight" if "fc1.bias" in key else f"backbone.{key}"])
+    with pytest.raises(UserError, match=r"loss\.weight"):
+        vit_jax.load(path, **given)
+    path, given = write_renamed(tmp_path, name, lambda key: [f"student.{key}", f"teacher.{key}"])
+    with pytest.raises(UserError, match=r"student\."):
+        vit_jax.load(path, **given)
 
 
 WRITTEN = {

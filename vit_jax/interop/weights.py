@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors
 from vit_jax.interop import archives, class_names, description, download, formats, locate, transfer
 from vit_jax.interop.huggingface import peft
-from vit_jax.interop.pytorch import pipes
+from vit_jax.interop.pytorch import pipes, unwrapped
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # our name -> parameter
@@ -114,7 +114,8 @@ def save(
 
 def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
     path = located.path
-    with archives.open_archive(path) as archive:
+    with archives.open_archive(path) as opened:
+        archive = unwrapped(opened)
         name, form = formats.detect_format(archive)
         layout = formats.FORMATS[name]
         stated = description.read_notes(archive.notes) or layout.describe(archive, form, path, given)

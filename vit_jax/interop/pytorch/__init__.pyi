@@ -5,6 +5,7 @@ from .arrays import convolution as convolution
 from .arrays import model_leaves as model_leaves
 from .arrays import norm_leaves as norm_leaves
 from .arrays import rename as rename
+from .arrays import unwrapped as unwrapped
 from .names import MapNames as MapNames
 from .names import MlpNames as MlpNames
 from .names import Names as Names

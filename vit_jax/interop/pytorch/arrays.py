@@ -4,12 +4,15 @@ import re
 
 import numpy as np
 
+from vit_jax import UserError
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable, Stack, of_blocks
 from vit_jax.interop.pytorch.names import MapNames, Names
 from vit_jax.models import ModelSpec
 
 Renaming = tuple[tuple[str, str], ...]  # pattern, replacement
+# What PyTorch puts into names for torch.compile, FSDP and activation checkpointing, of a model or of a part of it.
+WRAPPERS = ((r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.", ""),)
 
 
 def linear(kernel: np.ndarray) -> np.ndarray:
@@ -118,10 +121,20 @@ class RenamedArchive(Archive):
             archive: the archive with the names of a file.
             renaming: the replacements in names, in their order.
             ignored: the pattern of the new names of arrays that are left out, as no model needs them.
+
+        Raises:
+            UserError: two arrays get the same name.
         """
-        self._archive = archive
-        names = ((rename(name, renaming), name) for name in archive)
-        self._names = {new: old for new, old in names if not re.fullmatch(ignored, new)}
+        self._archive, self.notes = archive, archive.notes
+        self._names: dict[str, str] = {}
+        for old in archive:
+            new = rename(old, renaming)
+            if new in self._names:
+                raise UserError(
+                    f"it contains both {self._names[new]} and {old}, of which only one can be meant; leave out one"
+                )
+            if not re.fullmatch(ignored, new):
+                self._names[new] = old
         self._headers = {new: archive[old] for new, old in self._names.items()}
 
     def read_array(self, name: str, into: np.ndarray) -> None:
@@ -134,3 +147,20 @@ def rename(name: str, renaming: Renaming) -> str:
     for pattern, replacement in renaming:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def unwrapped(archive: Archive) -> Archive:
+    """Returns the arrays of a file without the prefix that all names share, and without what `WRAPPERS` put into names.
+
+    A prefix says only what the model was a part of when it was saved: `model.`, `backbone.`, `state_dict_ema.module.`.
+
+    Raises:
+        UserError: two arrays get the same name.
+    """
+    names, prefix = [rename(name, WRAPPERS) for name in archive], ""
+    first, last = min(names, default=""), max(names, default="")  # what these two begin with, all begin with
+    for part in first.split(".")[:-1]:
+        if not last.startswith(f"{prefix}{part}."):
+            break
+        prefix += f"{part}."
+    return RenamedArchive(archive, (*WRAPPERS, (f"^{re.escape(prefix)}", "")), "")

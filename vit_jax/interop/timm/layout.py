@@ -15,7 +15,7 @@ from vit_jax import UserError
 from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import ParameterTable
-from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, rename, torch_fields
+from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, torch_fields
 from vit_jax.interop.timm import bit_layout
 from vit_jax.models import Model, ModelSpec, resnet_stride
 
@@ -52,7 +52,6 @@ DISTILLED = {
 }
 
 OLDER_NAMES = (
-    (r"^module\.", ""),  # of a model trained on several devices
     (r"^(blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),  # DeiT-III
     (r"^register_tokens$", "reg_token"),  # DINOv2
     (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
@@ -73,9 +72,22 @@ DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
 
 
 def detect_layout(names: Mapping[str, Any]) -> bool:
-    """Returns whether arrays with these names have the layout of ViTs."""
-    wanted = {f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"}
-    return wanted <= {rename(name, OLDER_NAMES) for name in names}
+    """Returns whether arrays with these names have the layout of ViTs.
+
+    Raises:
+        UserError: only those with a certain prefix have.
+    """
+    patches, attention = f"{NAMES.patches}weight", f"{NAMES.blocks}0.attn.qkv.weight"
+    for name in names:
+        prefix = name.removesuffix(patches)
+        if name.endswith(patches) and prefix + attention in names:
+            if other := next((other for other in names if not other.startswith(prefix)), ""):
+                raise UserError(
+                    f"its model is in the arrays named {prefix}..., but it contains others, such as {other}; save the "
+                    "model alone"
+                )
+            return True
+    return False
 
 
 def width_of(file: Archive) -> int:
