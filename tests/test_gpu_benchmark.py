@@ -131,3 +131,9 @@ def test_a_rehearsal(tmp_path):
     assert re.search("missing: torch\nmissing|missing: timm", done.stdout)
     assert len(parts["embedding"]["result"]["turn_seconds"]["vit_jax"]) == 2
     assert len(parts["loader"]["result"]) == 1
+
+
+def test_the_tests_can_be_imported_where_the_packages_for_them_are_missing():
+    """A GPU's image has no beartype, and `gpu.TESTS` are run there."""
+    code = "import sys; sys.modules['beartype'] = None; import tests"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

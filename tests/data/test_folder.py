@@ -314,6 +314,7 @@ HEADERS = {
     ",a,b": "{row},{row}.png,{name}",
     "id,photo,label": "{other},{row}.png,{name}",
     "image,label,male": "{row}.png,{name},1",
+    "breed,photo": "{name},{row}.png",
 }
 
 

@@ -60,7 +60,7 @@ def describe_model(model: models.Model) -> dict[str, Any]:
     return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss))
 
 
-def restore_model(description: Any) -> models.Model:
+def restore_model(description: object) -> models.Model:
     """Returns the model that `describe_model` described; raises as `check_description`."""
     stated = check_description(description)
     return models.create(stated.model, **stated.keywords)

@@ -89,8 +89,8 @@ def save(
 
     Raises:
         UserError: the path has another ending or cannot be written, the description would replace a file of another
-            kind, the parameters are not those of the model, the
-            layout cannot express the model, or a value is beyond the range of the dtype.
+            kind, the parameters are not those of the model, the layout cannot express the model, or a value is beyond
+            the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
     target = formats.choose_target(path, layout)

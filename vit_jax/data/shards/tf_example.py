@@ -63,12 +63,13 @@ def parse_example(record: bytes) -> tuple[bytes, list[int]]:
     image, labels = parse_features(record, "image", "label")
     if labels.HasField("bytes_list") or labels.HasField("float_list"):
         raise ValueError("its feature label must be a list of int64")
-    return one_string(image), list(labels.int64_list.value)
+    return one_string(image.bytes_list.value), list(labels.int64_list.value)
 
 
 def parse_image(record: bytes) -> bytes:
     """Returns the feature `image` of an example, which may lack the feature `label`; raises as `parse_example`."""
-    return one_string(*parse_features(record, "image"))
+    [image] = parse_features(record, "image")
+    return one_string(image.bytes_list.value)
 
 
 def parse_features(record: bytes, *names: str) -> list[Any]:
@@ -83,8 +84,8 @@ def parse_features(record: bytes, *names: str) -> list[Any]:
     return [features[name] for name in names]
 
 
-def one_string(image: Any) -> bytes:
-    """Returns the value of the feature `image`; raises ValueError if it is not one byte string."""
-    if len(image.bytes_list.value) != 1:
+def one_string(image: Sequence[bytes]) -> bytes:
+    """Returns the only value of the feature `image`; raises ValueError if there are none or several."""
+    if len(image) != 1:
         raise ValueError("its feature image must be one byte string")
-    return image.bytes_list.value[0]
+    return image[0]

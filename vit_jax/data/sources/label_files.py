@@ -75,8 +75,7 @@ def choose_columns(header: Sequence[str], files: Collection[int]) -> tuple[int, 
     label = first(CLASS_COLUMNS, image)
     if image is not None and label is not None:
         return image, label
-    by_name = image is not None and words[image] in (*IMAGE_COLUMNS, *ID_COLUMNS)
-    if len(left) != 2 or not (by_name or label is not None or len(left) < len(words)):
+    if len(left) != 2 or (image is None and label is None and len(left) == len(words)):
         return None
     image = next(number for number in left if number != label) if image is None else image
     return image, next(number for number in left if number != image)
