@@ -46,6 +46,7 @@ CAPTIONS = {
     "hardware": "measured beside predicted",
     "machine": "what this computer has",
     "tree": "names of leaves",
+    "json_text": "JSON for others",
 }
 WIDTH, HEIGHT, GAP, ROW = 196, 46, 22, 92  # pixels: width and height of a box, space between boxes, height of a row
 THIN = 14  # pixels of width that an arrow takes where it passes a row

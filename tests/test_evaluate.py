@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vit_jax
 from configs import base
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_parquet import write_table
 from tests.evals.helpers import make_source
 from tests.faults.hosts import Hosts, metrics
-from vit_jax import UserError, cli, data, evals, evaluate, interop, models, record, train
+from vit_jax import UserError, cli, data, evals, evaluate, interop, models, predict, record, train
 from vit_jax.config import (
     EVAL_KINDS,
     best_metrics,
@@ -560,3 +561,24 @@ def test_a_folder_without_splits_is_divided_as_the_message_says(run, tmp_path):
         evaluate.evaluate(run / "model.npz", requests=[words])
     found = evaluate.evaluate(run / "model.npz", requests=[f"{words},{str(raised.value).rpartition('set ')[2]}"])
     assert (found["knn_photos/n_train"], found["knn_photos/n"]) == (7, 3)
+
+
+def test_logits_that_are_not_finite_are_refused(tmp_path, monkeypatch, capsys):
+    """Of weights that are finite but overflow."""
+    monkeypatch.setattr(cli, "join_hosts", lambda: None)
+    for number, level in enumerate((0, 99, 255)):
+        folder = tmp_path / "data" / "test" / str(number)
+        folder.mkdir(parents=True)
+        Image.fromarray(np.full((8, 8, 3), level, np.uint8)).save(folder / "x.png")
+    pipe = {"preprocess": "resize(8)|value_range(-1,1)", "resolution": 8, "num_classes": 3}
+    model = models.create("ViT-mu/8", depth=1, **pipe)
+    params = model.init(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))
+    params["head"]["kernel"] = np.full(params["head"]["kernel"].shape, 3e38, np.float32)
+    vit_jax.save(tmp_path / "m.npz", model, params)
+    words = ["evaluate", str(tmp_path / "m.npz"), f"--source=folder:{tmp_path}/data", "--json"]
+    for more in (["--evals=classify"], ["--evals=predictions"], ["--evals=predictions", "--save=predictions"]):
+        with pytest.raises(UserError, match=r"evals\.\w+: the logits of \d of 3 images are not finite"):
+            evaluate.main([*words, *more, f"--save-dir={tmp_path}"])
+    with pytest.raises(UserError, match=r"m\.npz: the logits of \d of 3 images are not finite"):
+        predict.main(["predict", str(tmp_path / "m.npz"), str(tmp_path / "data"), "--json"])
+    assert "NaN" not in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """The house rules: who imports what, how large files, functions and classes are, no cycles."""
 
 import ast
+import json
+import math
 import re
 import tomllib
 from graphlib import TopologicalSorter
@@ -8,12 +10,13 @@ from pathlib import Path
 
 from docs.imports import FACES, FILES, IMPORTS, SOURCES, TREES, defined, imported
 from tests.conftest import ROOT
+from vit_jax.json_text import to_json
 
 # From the bottom to the top: a file imports from its own room and from layers below. A room is a package, or a file of
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree columns kernels storage paper",
+    "streams tree columns json_text kernels storage paper",
     "config machine sharding",
     "data monitoring models",
     "optim",
@@ -38,6 +41,10 @@ def room_of(module: str) -> str:
     is_door = len(parts) == 2 and 'if __name__ == "__main__"' in SOURCES[module]
     return "doors" if len(parts) == 1 or is_door else parts[1]
 
+
+# What their processes print is read by this package.
+PIPES = ("vit_jax.planning.worker", "vit_jax.planning.schedules.kernels", "vit_jax.machine.accelerators")
+PIPES += ("vit_jax.machine.kernels",)
 
 # Library -> the only modules that may import it.
 OWNERS = {
@@ -241,3 +248,8 @@ def test_no_order_of_a_set_is_used():
         classes = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
         functions = [node for one in classes for node in one.body if isinstance(node, ast.FunctionDef)]
         assert not [found for function in functions for found in loops_over_sets(function)], module
+
+
+def test_json_for_other_programs_is_json():
+    assert json.loads(to_json({"a": [math.nan, (math.inf, 1.5)], "b": "NaN"})) == {"a": [None, [None, 1.5]], "b": "NaN"}
+    assert not [module for module, source in SOURCES.items() if "print(json.dumps(" in source and module not in PIPES]

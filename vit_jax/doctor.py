@@ -8,11 +8,11 @@ Exit codes: 0 everything required works, even if optional features are missing; 
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from vit_jax import ignore_closed_stdout
+from vit_jax.json_text import to_json
 from vit_jax.machine import (
     Finding,
     check_cluster,
@@ -56,7 +56,7 @@ def main(argv: list[str], checks: Sequence[Callable[[], Iterable[Finding]]] = CH
 
 def format_json(finding: Finding) -> str:
     """Returns a finding as one line of JSON. The message also stands under `told`, its name in earlier versions."""
-    return json.dumps(dataclasses.asdict(finding) | {"told": finding.message})
+    return to_json(dataclasses.asdict(finding) | {"told": finding.message})
 
 
 def format_text(finding: Finding) -> str:

@@ -15,8 +15,6 @@ value is given several, as source above, there is one evaluation for each of the
 """
 
 import argparse
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +25,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, cli, data, evals, tell
 from vit_jax.columns import align
 from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
+from vit_jax.json_text import to_json
 from vit_jax.machine import count_cores
 
 
@@ -105,7 +104,7 @@ def evaluate_model(
     if save:  # first, as the evaluations use the logits that it leaves in the cache
         for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
             tell(f"Wrote {written}")
-    metrics = evals.run_evaluators(evaluators, weights, cache=cache)
+    metrics = evals.check_finite(evals.run_evaluators(evaluators, weights, cache=cache))
     return EvaluationResult({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 
@@ -172,14 +171,9 @@ def main(argv: list[str]) -> None:
         named = {"model": model} if len(models) > 1 else {}
         rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
         if args.json and jax.process_index() == 0:
-            print(json.dumps({key: finite(value) for key, value in rows[-1].items()} | about), flush=True)
+            print(to_json(rows[-1] | about), flush=True)
     if not args.json and jax.process_index() == 0:
         print(format_table(rows) if len(rows) > 1 else format_list(rows[0]))
-
-
-def finite(value: float | str) -> float | str | None:
-    """Returns a value of a row, or None for a number that JSON cannot state: an infinity or NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def format_list(row: dict[str, float | str]) -> str:

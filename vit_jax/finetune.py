@@ -21,7 +21,6 @@ was stopped, and runs nothing twice. The exit codes are those of vit_jax.main.
 
 import dataclasses
 import functools
-import json
 
 import jax
 
@@ -40,6 +39,7 @@ from vit_jax.experiments import (
     train_combinations,
     without_seed,
 )
+from vit_jax.json_text import to_json
 from vit_jax.paper import PaperNumber, find_paper_number
 from vit_jax.storage import check_workdir, filesystem
 
@@ -221,9 +221,9 @@ def main(argv: list[str]) -> None:
     if jax.process_index() == 0:
         fields = {"table": request.table, "rows": [dataclasses.asdict(row) for row in rows], "missing": missing}
         path = filesystem.join_path(request.workdir, RESULT_FILE)
-        filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
+        filesystem.write_bytes(path, (to_json(fields, indent=2) + "\n").encode())
         lines = [format_rows(rows), *(f"{dataset}: {sentence}" for dataset, sentence in missing.items())]
-        print(json.dumps(fields) if "--json" in argv else "\n".join(lines))
+        print(to_json(fields) if "--json" in argv else "\n".join(lines))
     if diverged := [row.dataset for row in rows if row.mean is None]:
         raise NonFiniteLoss(f"training diverged on {', '.join(diverged)}; try lower learning rates.")
 

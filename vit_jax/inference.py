@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ class Inference:
         params_shardings: shardings of the parameters.
         batch_sharding: the sharding of arrays with a leading batch dimension.
         predict: (params, images) -> logits.
-        eval_step: (params, batch of an evaluation) -> sums over its rows; see `tasks.Task.metric_sums`.
+        eval_step: (params, batch of an evaluation) -> sums over its rows; see `sums_of_outputs`.
         features: (params, batch of an evaluation) -> (`pre_logits`, float32 [batch, width], labels), whole on every
             host.
         logits: (params, batch of an evaluation) -> (logits, float32 [batch, classes], labels), whole on every host.
@@ -69,7 +70,7 @@ def make_inference(
 
     def eval_step(params: ArrayTree, batch: Batch) -> Batch:
         inputs, targets = task.test_examples(batch)
-        return task.metric_sums(predict(params, **inputs), targets, batch["mask"])
+        return sums_of_outputs(task, predict(params, **inputs), targets, batch["mask"])
 
     def features(params: ArrayTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         with sharding.use_mesh(mesh):
@@ -94,3 +95,9 @@ def make_inference(
         logits=jit(logits, out_shardings=replicated),
         compiler_options=options,
     )
+
+
+def sums_of_outputs(task: tasks.Task, outputs: jax.Array, targets: Any, mask: jax.Array) -> Batch:
+    """Returns the sums of `task.metric_sums`, and `nonfinite`: the number of rows with an output that is not finite."""
+    finite = jnp.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim)))
+    return task.metric_sums(outputs, targets, mask) | {"nonfinite": (mask * ~finite).sum()}

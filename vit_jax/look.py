@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax import UserError, analysis, cli, data, user_errors
 from vit_jax.data.images import list_images
-from vit_jax.evals import open_weights, rounded
+from vit_jax.evals import count_nonfinite, open_weights, refuse_nonfinite, rounded
 from vit_jax.models import Model
 
 
@@ -92,6 +92,7 @@ def examine(
     arrays = read_images(images, preprocess)
     values = data.value_range_of(preprocess)
     seen = analysis.observe.observe(program, on_devices, arrays, batch, len(images), saliency, values)
+    refuse_nonfinite(f"{checkpoint}: the logits", count_nonfinite(seen.logits), len(seen.logits))
     return program.model, params, seen
 
 

@@ -13,7 +13,6 @@ Example:
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig, describe_classes
 from vit_jax.storage import expand_home
+from vit_jax.json_text import to_json
 
 SUSPICIOUS_DUPLICATE_FRACTION = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
 
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> None:
     for line in describe_emptied(packing.manifest.class_names, result):
         print(f"WARNING: {line}", file=sys.stderr)
     if args.json:
-        print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
+        print(to_json({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
         return
     counts = ", ".join(f"{split} {count:,}" for split, count in result.records.items())
     speed = f"{result.read:,} read in {seconds:.1f} s, {result.read / seconds:,.0f} per second"

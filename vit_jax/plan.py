@@ -12,7 +12,6 @@ data are needed. --config and --config.KEY=VALUE are those of vit_jax.main; seve
 import argparse
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, analysis, choose, cli, models, tell, user_errors
 from vit_jax.config import get_config, parse_command_line
+from vit_jax.json_text import to_json
 from vit_jax.monitoring import read_run
 from vit_jax.planning import (
     ASSUMED_FAULTS,
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
         plan = make_plan(request, compile_in_subprocess, args.fit, args.price, faults)
         plans.append(plan)
         if args.json:
-            print(json.dumps(plan_to_json(plan)), flush=True)
+            print(to_json(plan_to_json(plan)), flush=True)
     if not args.json:
         print(render_plans(plans))
     if args.html:
@@ -129,7 +129,7 @@ def show_inference(args: argparse.Namespace, arguments: list[str]) -> None:
     if args.picture:  # before hours of compilation
         make_folder_of(args.picture)
     figure = plan_models(requests[0], names, [int(word) for word in arguments])
-    rows = [json.dumps(dataclasses.asdict(point)) for point in figure.points]
+    rows = [to_json(dataclasses.asdict(point)) for point in figure.points]
     print("\n".join(rows) if args.json else figure.render())
     if args.picture:
         with user_errors(f"cannot write {args.picture}"):

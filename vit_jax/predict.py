@@ -8,18 +8,21 @@ Examples:
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, cli, data, interop, printable, refuse, tell
 from vit_jax.data.images import DecodeError, list_images
+from vit_jax.evals import refuse_nonfinite
+from vit_jax.json_text import to_json
 from vit_jax.kernel_trials import check_kernels
+from vit_jax.tree import ArrayTree
 
 Images: TypeAlias = Sequence[str | Path | np.ndarray | data.SourceImage]
 
@@ -36,7 +39,7 @@ def predict(
     that cannot be decoded are left out, after a line for each on stderr.
 
     Raises:
-        UserError: the checkpoint or an image cannot be read, or a number is too small.
+        UserError: the checkpoint or an image cannot be read, logits are not finite, or a number is too small.
     """
     return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable))
 
@@ -65,7 +68,12 @@ def iterate_predictions(
     device = jax.local_devices()[0]
     model = check_kernels(model.for_device(device.device_kind, batch), device)
     activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
-    apply = jax.jit(lambda params, images: activation(model.apply(params, images)[0]))
+
+    @jax.jit
+    def apply(params: ArrayTree, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply(params, images)[0]
+        return activation(logits), jnp.isfinite(logits).all(axis=1)
+
     params = jax.device_put(params)  # once, not for every batch
     names = model.class_names or [str(i) for i in range(model.field("num_classes"))]
     size = max(1, min(batch, len(images)))
@@ -82,7 +90,9 @@ def iterate_predictions(
             continue
         pixels = list(given.values())
         full = np.stack(pixels + pixels[-1:] * (size - len(pixels)))  # all batches have one shape: one compilation
-        for number, row in zip(given, np.asarray(apply(params, full)), strict=False):
+        rows, finite = map(np.asarray, apply(params, full))
+        refuse_nonfinite(f"{checkpoint}: the logits", int(np.count_nonzero(~finite[: len(given)])), len(given))
+        for number, row in zip(given, rows, strict=False):
             order = np.argsort(-row, kind="stable")[:top]
             classes = [{"class": names[i], "probability": float(row[i])} for i in order]
             path = number if isinstance(images[number], np.ndarray) else images[number]
@@ -120,7 +130,7 @@ def main(argv: list[str]) -> None:
         table.writerow(["image", "rank", "class", "probability"])
     for result in iterate_predictions(args.checkpoint, images, args.top, args.batch, args.bad_images == "skip"):
         if args.json:
-            print(json.dumps(result))
+            print(to_json(result))
             continue
         if not args.csv:
             print(printable(result["image"]))

@@ -27,7 +27,6 @@ the seed only are one point, the mean with the standard deviation.
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -35,6 +34,7 @@ import jax
 
 from vit_jax import NonFiniteLoss, UserError, analysis, choose, cli, tell, user_errors
 from vit_jax.experiments import list_combinations, make_report, scaling, train_combinations
+from vit_jax.json_text import to_json
 from vit_jax.storage import filesystem
 
 RESULT_FILE = "sweep.json"  # of all combinations
@@ -56,7 +56,7 @@ def plot(argv: list[str]) -> None:
     request = scaling.ScalingPlot(flags.get("metric"), flags.get("against", scaling.COMPUTE), flags.get("stop"))
     points, notes = scaling.read_points(folders, request)
     print("\n".join(f"Left out: {note}" for note in notes), end="\n" if notes else "", file=sys.stderr)
-    rows = [json.dumps(dataclasses.asdict(point)) for point in points]
+    rows = [to_json(dataclasses.asdict(point)) for point in points]
     print("\n".join(rows) if "json" in flags else scaling.format_points(points, request.against))
     label = "exaFLOPs of pre-training" if request.against == scaling.COMPUTE else request.against
     speeds = scaling.read_speeds(flags["speeds"], points) if "speeds" in flags else None
@@ -87,8 +87,8 @@ def main(argv: list[str]) -> None:
     if jax.process_index() == 0:
         fields = dataclasses.asdict(report)
         path = filesystem.join_path(combinations[0].workdir, RESULT_FILE)
-        filesystem.write_bytes(path, (json.dumps(fields, indent=2) + "\n").encode())
-        print(json.dumps(fields) if "--json" in argv else report.render())
+        filesystem.write_bytes(path, (to_json(fields, indent=2) + "\n").encode())
+        print(to_json(fields) if "--json" in argv else report.render())
     if report.averages[0].mean is None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:

@@ -21,7 +21,6 @@ A task whose data set is not in the data directory is left out. A line states th
 
 import argparse
 import functools
-import json
 import posixpath
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +39,7 @@ from vit_jax.experiments import (
     summarize_tasks,
     train_combinations,
 )
+from vit_jax.json_text import to_json
 
 # Classifier on frozen features -> its evaluation. All examples of a class are its shots.
 FROZEN = {"fewshot": "fewshot:shots=1000,seeds=1", "probe": "probe:validation=0.2"}
@@ -161,7 +161,7 @@ def main(argv: list[str]) -> None:
                 results[task] = finetune(task, recipe, args.rates.split(","), args.workdir, train)
     summary = summarize_tasks(results, {name: task.group for name, task in sources.VTAB_TASKS.items()})
     if jax.process_index() == 0:
-        print(json.dumps(summary | {"missing": missing}) if args.json else format_tasks(summary))
+        print(to_json(summary | {"missing": missing}) if args.json else format_tasks(summary))
 
 
 def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:

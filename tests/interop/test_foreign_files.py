@@ -182,3 +182,22 @@ def test_threads_read_the_arrays_that_they_ask_for(monkeypatch):
             chex.assert_trees_all_equal(vit_jax.load(path)[1], expected)
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("target", ["x.npz", "x.safetensors", "timm/", "huggingface/"])
+def test_weights_that_are_not_finite_are_refused(target, value, tmp_path):
+    """In the first array of the file that has such a value, however few of its values they are."""
+    model, params = small()
+    params = params | {"head": params["head"] | {"bias": np.array([0, 0, 0, value, 0], np.float32)}}
+    vit_jax.save(tmp_path / target, model, params, layout=target[:-1] if target.endswith("/") else None)
+    with pytest.raises(UserError, match=r"(head/bias|head\.bias|classifier\.bias) contains values that are not finite"):
+        vit_jax.load(tmp_path / target)
+
+
+def test_large_weights_are_finite(tmp_path):
+    """Though their sum is not."""
+    model, params = small()
+    params = params | {"head": {name: np.full_like(leaf, 3e38) for name, leaf in params["head"].items()}}
+    vit_jax.save(tmp_path / "x.npz", model, params)
+    chex.assert_trees_all_equal(vit_jax.load(tmp_path / "x.npz")[1], params)

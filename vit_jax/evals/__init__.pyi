@@ -1,4 +1,5 @@
 from .evaluators import Evaluator as Evaluator
+from .evaluators import check_finite as check_finite
 from .evaluators import check_fits as check_fits
 from .evaluators import due_evaluators as due_evaluators
 from .evaluators import make_evaluators as make_evaluators
@@ -10,6 +11,8 @@ from .loaded_model import open_run as open_run
 from .loaded_model import open_weights as open_weights
 from .loaded_model import rounded as rounded
 from .outputs import OutputCache as OutputCache
+from .outputs import count_nonfinite as count_nonfinite
+from .outputs import refuse_nonfinite as refuse_nonfinite
 from .outputs_on_disk import OutputFiles as OutputFiles
 from .prediction_files import save_outputs as save_outputs
 from .requests import OUTPUTS as OUTPUTS

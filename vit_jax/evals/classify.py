@@ -19,7 +19,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` for each metric of the task, averaged over all images, and their number `<name>/n`.
 
-    The sums over each batch are added on the host, in float64. Images without a label are not counted.
+    If outputs of the model are not finite, `<name>/nonfinite` is the number of images with such outputs. The sums over
+    each batch are added on the host, in float64. Images without a label are not counted.
 
     Args:
         step: `Program.eval_step`, or a function that returns the same sums.
@@ -36,11 +37,12 @@ def evaluate(
         tick()
         for key, value in sums.items():
             totals[key] += float(value)
-    n = totals.pop("n")
+    n, bad = totals.pop("n"), int(totals.pop("nonfinite"))
     if not n:
         raise UserError(f"none of the images of evals.{name} has a label; choose another split.")
     names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after the metrics where larger is better
-    return {f"{name}/{key}": totals[key] / n for key in names} | {f"{name}/n": int(n)}
+    means = {f"{name}/{key}": totals[key] / n for key in names}
+    return means | ({f"{name}/nonfinite": bad} if bad else {}) | {f"{name}/n": int(n)}
 
 
 def split_logits(

@@ -14,10 +14,10 @@ from vit_jax.data.sources import Source, have_same_classes
 from vit_jax.evals import classify
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
-from vit_jax.evals.outputs import OutputCache, Tick, compute_outputs, output_key
+from vit_jax.evals.outputs import OutputCache, Tick, compute_outputs, count_nonfinite, output_key, refuse_nonfinite
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_memory
-from vit_jax.inference import Inference
+from vit_jax.inference import Inference, sums_of_outputs
 from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
@@ -95,7 +95,7 @@ def evaluate_head(
     """Returns `<name>/<metric>` of the head's predictions. Logits in the cache are used; none are added to it."""
     if (known := cache.get(output_key("logits", batches))) is None:
         return classify.evaluate(program.eval_step, batches, name, params, tick)
-    sums = jax.jit(lambda params, batch: program.task.metric_sums(batch["logits"], batch["label"], batch["mask"]))
+    sums = jax.jit(lambda params, batch: sums_of_outputs(program.task, batch["logits"], batch["label"], batch["mask"]))
     return classify.evaluate(sums, classify.split_logits(*known, batches.batch), name, params, tick)
 
 
@@ -116,6 +116,8 @@ def evaluate_predictions(
     logits, labels = compute_outputs(program, "logits", params, batches, cache, tick)
     with errors_of(f"in evals.{name}"):
         metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
+    if bad := count_nonfinite(logits):
+        metrics["nonfinite"] = bad
     return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
@@ -220,3 +222,16 @@ def run_evaluators(
     """
     cache = {} if cache is None else cache
     return {key: value for evaluate in evaluators.values() for key, value in evaluate(params, tick, cache).items()}
+
+
+def check_finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Returns the metrics of evaluations, unless they are of a model that fails, as its accuracies do not show it.
+
+    Raises:
+        UserError: an output for an image was not finite.
+    """
+    for key, bad in metrics.items():
+        name, _, metric = key.rpartition("/")
+        if metric == "nonfinite":
+            refuse_nonfinite(f"evals.{name}: the logits", int(bad), int(metrics[f"{name}/n"]))
+    return metrics

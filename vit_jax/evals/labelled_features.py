@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int
 
 from vit_jax import UserError, refuse
+from vit_jax.evals.outputs import count_nonfinite
 
 ROWS = 2**16  # rows of features that are in float64 at a time
 
@@ -27,7 +28,7 @@ def check_examples(train: Examples, test: Examples) -> None:
         if not len(features):
             raise UserError(f"there are no {what} examples to evaluate features on; choose another split.")
         unlabelled = np.count_nonzero(labels < 0)
-        bad = np.count_nonzero(~np.isfinite(features).all(axis=1))
+        bad = count_nonfinite(features)
         refuse(
             (
                 unlabelled,

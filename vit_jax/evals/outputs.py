@@ -6,6 +6,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import jax
 import numpy as np
 
+from vit_jax import UserError
 from vit_jax.data import EvalBatches
 from vit_jax.inference import Inference
 from vit_jax.tasks import Batch
@@ -75,6 +76,20 @@ def _gather(
             array[indices[indices >= 0]] = rows[indices >= 0]  # without the rows that pad a batch
     outputs, labels = whole
     return outputs, labels
+
+
+def count_nonfinite(outputs: np.ndarray) -> int:
+    """Returns the number of images with an output that is infinite or NaN; `outputs` are [images, ...]."""
+    return int(np.count_nonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1)))
+
+
+def refuse_nonfinite(outputs: str, bad: int, count: int) -> None:
+    """Raises UserError if the outputs of a model for `bad` of `count` images are not finite, and `bad` is not 0."""
+    if bad:
+        raise UserError(
+            f"{outputs} of {bad:,} of {count:,} images are not finite, as the weights are too large; use others, "
+            "such as an earlier checkpoint."
+        )
 
 
 def fetch_late(results: Iterator[ArrayTree]) -> Iterator[ArrayTree]:

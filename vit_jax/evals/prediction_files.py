@@ -14,7 +14,7 @@ from vit_jax import UserError, data, encode_text, user_errors
 from vit_jax.config import EVAL_KINDS
 from vit_jax.data.sources import Source
 from vit_jax.evals.mistakes import find_mistakes
-from vit_jax.evals.outputs import OutputCache, compute_outputs
+from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
 from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.inference import Inference
 from vit_jax.models import Model
@@ -51,8 +51,8 @@ def save_outputs(
         The paths of the files that this process wrote; empty on all processes but the first.
 
     Raises:
-        UserError: no evaluation has predictions, images have several labels, an image cannot be read, or the folder
-            cannot be written to.
+        UserError: no evaluation has predictions, images have several labels, an image cannot be read, outputs are not
+            finite, or the folder cannot be written to.
     """
     parts = list_parts(config, program, what)
     if not parts:
@@ -64,6 +64,7 @@ def save_outputs(
     written = list[str]()
     for (name, split), batches in parts.items():
         outputs, labels = compute_outputs(program, kind, params, batches, cache)
+        refuse_nonfinite(f"evals.{name}: the {kind}", count_nonfinite(outputs), len(outputs))
         if jax.process_index() > 0:
             continue
         start = folder / f"{name}.{split}.{what}"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import json
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from vit_jax import NonFiniteLoss, UserError, data, tell, train
 from vit_jax.distributed import Supervisor
 from vit_jax.experiments.combination_inputs import check_inputs, describe_inputs, read_object, write_inputs
 from vit_jax.experiments.combinations import Combination
+from vit_jax.json_text import to_json
 from vit_jax.monitoring import fields_as_text, read_run
 from vit_jax.program import prepare
 from vit_jax.storage import filesystem
@@ -122,6 +122,6 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
     best, steps = max(values, default=last), run.step
     outcome = Outcome(combination.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
-        text = json.dumps(dataclasses.asdict(outcome)) + "\n"
+        text = to_json(dataclasses.asdict(outcome)) + "\n"
         filesystem.write_bytes(filesystem.join_path(combination.folder, RESULT_FILE), text.encode())
     return outcome

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop
 from vit_jax.config import parse_config, source_label
+from vit_jax.json_text import to_json
 from vit_jax.monitoring import RunFolder, read_run, total_seconds
 from vit_jax.storage import filesystem
 
@@ -184,7 +185,7 @@ def write_record(record: RunRecord, folder: Path) -> Path:
         UserError: the file cannot be written.
     """
     path = folder / f"{record.name}.json"
-    text = json.dumps(dataclasses.asdict(record), indent=2) + "\n"
+    text = to_json(dataclasses.asdict(record), indent=2) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     filesystem.write_bytes(str(path), text.encode())
     return path

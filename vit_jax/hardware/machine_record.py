@@ -10,6 +10,7 @@ import jax
 
 from vit_jax import UserError, __version__
 from vit_jax.hardware.measurement import Measurement
+from vit_jax.json_text import to_json
 from vit_jax.machine import describe_hardware
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem, versions
@@ -103,7 +104,7 @@ def write_record(record: MachineRecord, path: str) -> None:
     Raises:
         UserError: the record cannot be written.
     """
-    write_page(path, json.dumps(record.to_json(), indent=1) + "\n")
+    write_page(path, to_json(record.to_json(), indent=1) + "\n")
 
 
 def read_record(path: str) -> MachineRecord:

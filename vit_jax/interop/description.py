@@ -10,6 +10,7 @@ from vit_jax import UserError, models, user_errors
 from vit_jax.config import EXECUTION
 from vit_jax.interop import class_names
 from vit_jax.interop.pytorch import read_json, stated_kind
+from vit_jax.json_text import to_json
 
 NOTE = "vit_jax"  # the key of the description in the header of a file
 
@@ -103,7 +104,7 @@ def description_file(path: Path) -> Path:
 
 def header_notes(model: models.Model) -> dict[str, str]:
     """Returns key -> text of the note that describes a model in the header of its file."""
-    return {NOTE: json.dumps(describe_model(model))}
+    return {NOTE: to_json(describe_model(model))}
 
 
 def read_notes(notes: Mapping[str, str]) -> ModelDescription | None:

@@ -57,7 +57,7 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type; or the model has no
-            parameter for an array that all files of the layout hold.
+            parameter for an array that all files of the layout hold; or an array is not finite.
     """
     if absent := [name for name in table if name not in shapes]:
         raise UserError(
@@ -87,6 +87,7 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
     def read_views(name: str, views: list[np.ndarray]) -> None:
         joined = views[0] if len(views) == 1 else np.empty(_joined_shape(views), np.float32)
         archive.read_array(name, joined)
+        check_finite(name, joined)
         if len(views) > 1:
             starts = np.cumsum([len(view) for view in views])[:-1]
             for view, values in zip(views, np.split(joined, starts), strict=True):
@@ -95,6 +96,14 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
     with ThreadPoolExecutor(READ_THREADS) as pool:
         list(pool.map(read_views, views.keys(), views.values()))
     return parameters
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raises UserError if a value of an array of weights is NaN or infinite; `name` is the array's name in the file."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_finite = np.isfinite(array.sum()) or np.isfinite(array).all()  # the first is fast, but a sum may overflow
+    if not is_finite:
+        raise UserError(f"{name} contains values that are not finite; the training had failed, or the file is damaged")
 
 
 def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from vit_jax import UserError, __version__
+from vit_jax.json_text import to_json
 from vit_jax.machine import describe_hardware
 from vit_jax.storage import atomic_write
 
@@ -113,4 +114,4 @@ class History:
         if peak := peak_bytes(self._devices):
             self._process["peak_bytes"] = peak
         with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
-            temporary.write_text(json.dumps([*self._before, self._process], indent=2) + "\n")
+            temporary.write_text(to_json([*self._before, self._process], indent=2) + "\n")

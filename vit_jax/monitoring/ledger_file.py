@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from vit_jax.columns import align
+from vit_jax.json_text import to_json
 from vit_jax.monitoring.ledger import Category, Ledger
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
@@ -183,7 +184,7 @@ class LedgerFile:
             return
         rows = [dataclasses.asdict(start) for start in self.starts]
         with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
-            temporary.write_text(json.dumps(rows, indent=2) + "\n")
+            temporary.write_text(to_json(rows, indent=2) + "\n")
 
     def _repeated(self, step: int) -> Category:
         return Category.REDONE if step <= self.reached else Category.STEP

@@ -1,7 +1,5 @@
 """Metrics of a run: log lines or a progress bar, metrics.jsonl, TensorBoard events, and the speed of training."""
 
-import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from typing import Any
 import jax
 
 from vit_jax import encode_text, monitoring, user_errors
+from vit_jax.json_text import to_json
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
 from vit_jax.monitoring.terminal import Terminal
@@ -136,8 +135,7 @@ class MetricWriter:
         """Writes the metrics of a step to all files and to the terminal; nothing if `metrics` is empty."""
         if not self._writes or not metrics:
             return
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._logs.append(METRICS, (json.dumps({"step": step, **finite}) + "\n").encode())
+        self._logs.append(METRICS, (to_json({"step": step, **metrics}) + "\n").encode())
         self._logs.append(self._events, monitoring.events.metrics_record(step, metrics))
         if self._wandb:
             self._wandb.write_metrics(step, metrics)

@@ -8,11 +8,11 @@ optional fields, which only vit_jax has, are `num_classes`, `class_names` (in th
 
 import collections
 import glob
-import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax import UserError
+from vit_jax.json_text import to_json
 from vit_jax.storage import filesystem, read_json
 
 INFO_NAME = "_info.json"
@@ -108,4 +108,4 @@ def write_info(path: str, info: WebDatasetInfo) -> None:
         for split, lengths in info.splits.items()
     }
     stated = {"num_classes": info.num_classes, "class_names": info.class_names, "max_labels": info.max_labels}
-    filesystem.write_bytes(path, f"{json.dumps({'splits': splits} | stated, indent=2)}\n".encode())
+    filesystem.write_bytes(path, f"{to_json({'splits': splits} | stated, indent=2)}\n".encode())

@@ -19,7 +19,7 @@ from vit_jax import UserError, printable, tree, user_errors
 from vit_jax.interop import archives, description
 from vit_jax.interop.huggingface import hub, layout
 from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
-from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack
+from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.pytorch import json_text
 from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
 from vit_jax.storage import atomic_write, expand_home
@@ -206,6 +206,7 @@ def _adapted_kernels(
 def _read(archive: archives.Archive, name: str) -> np.ndarray:
     array: np.ndarray = np.empty(archive[name].shape, np.float32)
     archive.read_array(name, array)
+    check_finite(name, array)
     return array
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from vit_jax import UserError, models, printable, user_errors
+from vit_jax.json_text import to_json
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
@@ -95,7 +96,7 @@ def stated_kind(folder: Path) -> str | None:
 
 def json_text(content: Mapping[str, Any]) -> str:
     """Returns the text of a JSON file."""
-    return json.dumps(content, indent=2) + "\n"
+    return to_json(content, indent=2) + "\n"
 
 
 def read_int(value: Any, name: str) -> int:
