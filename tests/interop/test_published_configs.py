@@ -12,7 +12,7 @@ from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data, models
 from vit_jax.interop import archives
 from vit_jax.interop.huggingface import config as huggingface_config
-from vit_jax.interop.pytorch import pipes
+from vit_jax.interop.pytorch import pipes, stated_keys
 from vit_jax.interop.timm import architectures
 from vit_jax.interop.timm import config as timm_config
 
@@ -237,6 +237,103 @@ def test_what_no_library_states_is_refused(tmp_path):
         with pytest.raises(UserError, match="the layouts timm and huggingface cannot store the preprocessing"):
             vit_jax.save(tmp_path / "x", model, params, layout=layout)
     assert not (tmp_path / "x").exists()
+
+
+class Recorded(dict):
+    """A configuration that notes the keys that are asked for."""
+
+    def __init__(self, *content, **more):
+        super().__init__(*content, **more)
+        self.asked = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key):
+        self.asked.add(key)
+        return super().__contains__(key)
+
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+def test_the_table_of_keys_is_that_of_the_code():
+    """What is read is in the table as read, and nothing else is; no key has two rules."""
+    source = Recorded(TIMM["pretrained_cfg"] | {"fixed_input_size": True})
+    args = Recorded(img_size=224, patch_size=[16, 16], act_layer="gelu", num_heads=3)
+    content = Recorded(TIMM | {"pretrained_cfg": source, "model_args": args})
+    del content["label_names"]
+    timm_config.read_config(content)
+    asked = [(stated_keys.TIMM, content), (stated_keys.TIMM_SOURCE, source), (stated_keys.TIMM_ARGUMENTS, args)]
+    labels, vision = Recorded(id2label={"0": "a"}, model_type="siglip"), Recorded(patch_size=16, image_size=224)
+    labels["vision_config"] = vision
+    processor = Recorded(size={"shortest_edge": 8}, do_center_crop=True)
+    huggingface_config.read_config(labels, processor)
+    plain = Recorded(VIT | {"patch_size": 16, "mlp_ratio": 4})
+    huggingface_config.read_config(plain, {})
+    plain.asked |= labels.asked
+    asked += [(stated_keys.TRANSFORMERS, plain), (stated_keys.TRANSFORMERS_PROCESSOR, processor)]
+    flat = stated_keys.TIMM_SOURCE.read  # of older files
+    for keys, content in asked:
+        assert content.asked - {"model_args", "pretrained_cfg"} <= keys.read, keys.file
+        assert keys.read - content.asked <= (flat if keys is stated_keys.TIMM else set()), keys.file
+        rules = [*keys.read, *keys.without_effect, *keys.supported]
+        assert len(rules) == len(set(rules)), keys.file
+
+
+def test_older_files_of_timm_state_the_same():
+    flat = {key: value for key, value in TIMM.items() if key != "pretrained_cfg"} | TIMM["pretrained_cfg"]
+    assert timm_config.read_config(timm(crop_pct=0.9)) == timm_config.read_config(flat)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "words"),
+    [
+        (
+            "model_args",
+            "pool_include_prefix",
+            True,
+            "model_args states pool_include_prefix True, which vit_jax does not",
+        ),
+        ("model_args", "norm_layer", "rmsnorm", "model_args states norm_layer 'rmsnorm', .* but only the default"),
+        ("model_args", "use_naflex", True, "model_args states use_naflex, which vit_jax does not know; if it does not"),
+        ("pretrained_cfg", "label_offset", 1, "pretrained_cfg states label_offset 1"),
+        ("timm", "tomorrow", 1, r"config\.json states tomorrow, which vit_jax does not know"),
+        ("transformers", "problem_type", "regression", "problem_type in its configuration must be one of"),
+        (
+            "transformers",
+            "num_channels",
+            1,
+            r"config\.json states num_channels 1, which vit_jax does not compute, but .* 3",
+        ),
+        ("transformers", "tomorrow", 1, r"config\.json states tomorrow, which vit_jax does not know"),
+        ("preprocessor", "do_rescale", False, r"preprocessor_config\.json states do_rescale False"),
+        ("preprocessor", "do_pad", True, r"preprocessor_config\.json states do_pad True"),
+    ],
+)
+def test_what_is_stated_is_not_passed_over(file, key, value, words):
+    stated = {key: value}
+    cases = {
+        "model_args": lambda: timm_config.read_config(TIMM | {"model_args": stated}),
+        "pretrained_cfg": lambda: timm_config.read_config(timm(**stated)),
+        "timm": lambda: timm_config.read_config(TIMM | stated),
+        "transformers": lambda: huggingface_config.read_config(VIT | stated, {}),
+        "preprocessor": lambda: huggingface_config.read_config(VIT, {"size": 8} | stated),
+    }
+    with pytest.raises(UserError, match=words):
+        cases[file]()
+
+
+@pytest.mark.parametrize("any_size", [{}, {"dynamic_img_size": True}])
+def test_the_size_of_the_positions_is_that_of_the_model_args(any_size):
+    """2x8 patches are as many as 4x4. Images are of another size only if the model takes any."""
+    args = {"img_size": [32, 128], "patch_size": 16, **any_size}
+    stated = timm_config.read_config(TIMM | {"model_args": args})
+    assert stated.resolution == (32, 128)
+    assert ("torch_center_crop(224)" in (stated.preprocess or "")) == bool(any_size)
+    assert timm_config.read_config(TIMM | {"model_args": {"img_size": 64}}).resolution == (64, 64)
 
 
 HYBRID = {"stem": "resnet", "stages": (), "stem_epsilons": "timm"}

@@ -23,6 +23,7 @@ from vit_jax.interop.pytorch import (
     read_int,
     read_json,
     read_loss,
+    stated_keys,
 )
 from vit_jax.models import Model
 
@@ -53,6 +54,8 @@ SIZES = {
     "patch_size": "patch_size",
     "registers": "num_register_tokens",
 }
+# problem_type -> the loss with which transformers trains
+PROBLEMS = {"": "", "single_label_classification": "", "multi_label_classification": "sigmoid"}
 HEADS, RESCALE = 12, 1 / 255  # where a configuration states none
 STANDARD = (0.5, 0.5, 0.5)
 
@@ -77,7 +80,7 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
         preprocessor: the content of `preprocessor_config.json`; empty if there is none.
 
     Raises:
-        UserError: a value has a wrong type, or vit_jax does not compute the model.
+        UserError: a value has a wrong type, a key is unknown, or vit_jax does not compute the model.
     """
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
@@ -88,9 +91,11 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
             f"its model_type is {printable(kind, 60)}, but of the models of transformers vit_jax reads only "
             f"{', '.join(DEFAULTS)}"
         )
+    stated_keys.TRANSFORMERS.check(labels)
+    stated_keys.TRANSFORMERS.check(content)
+    stated_keys.TRANSFORMERS_PROCESSOR.check(preprocessor)
     epsilon, activation = DEFAULTS[kind]
     activation = ACTIVATIONS[read_choice(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
-    read_choice(content.get("pooler_act", "tanh"), ["tanh"], "pooler_act")
     fields: dict[str, Any] = {
         "num_heads": read_int(content.get("num_attention_heads", HEADS), "num_attention_heads"),
         "norm_epsilon": read_float(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
@@ -104,8 +109,8 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     sizes = _read_sizes(content, (height, width))
     if isinstance(names, Mapping) and names:
         sizes["num_classes"] = "the number of classes in id2label", len(names)
-    several = labels.get("problem_type") == "multi_label_classification"  # then transformers trains with a sigmoid
-    loss = read_loss(labels) or ("sigmoid" if several else "")
+    problem = read_choice(labels.get("problem_type") or "", PROBLEMS, "problem_type")
+    loss = read_loss(labels) or PROBLEMS[problem]
     if not preprocessor:
         return PublishedConfig(fields, (height, width), None, listed, loss, sizes)
     normalises = preprocessor.get("do_normalize", True)

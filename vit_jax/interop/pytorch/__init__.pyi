@@ -1,4 +1,5 @@
 from . import pipes as pipes
+from . import stated_keys as stated_keys
 from . import torch_fields as torch_fields
 from .arrays import RenamedArchive as RenamedArchive
 from .arrays import convolution as convolution

@@ -23,6 +23,7 @@ from vit_jax.interop.pytorch import (
     read_int,
     read_json,
     read_loss,
+    stated_keys,
 )
 from vit_jax.interop.timm.architectures import find_architecture, nearest_name
 from vit_jax.models import Model
@@ -57,9 +58,13 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     """Returns what a configuration states.
 
     Raises:
-        UserError: a value has a wrong type, or vit_jax does not compute the model.
+        UserError: a value has a wrong type, a key is unknown, or vit_jax does not compute the model.
     """
-    source, args = _dict(content.get("pretrained_cfg")), _dict(content.get("model_args"))
+    source, args = _dict(content.get("pretrained_cfg", content)), _dict(content.get("model_args"))
+    stated_keys.TIMM.check(content)
+    if source is not content:
+        stated_keys.TIMM_SOURCE.check(source)
+    stated_keys.TIMM_ARGUMENTS.check(args)
     architecture = find_architecture(str(content["architecture"]))
     fields = architecture.unseen_fields if architecture else {}
     if "num_heads" in args:
@@ -75,10 +80,24 @@ def read_config(content: Mapping[str, Any]) -> PublishedConfig:
     if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
         raise UserError(f"input_size in its configuration must be [3, height, width], not {size!r}")
     height, width = (read_int(side, "input_size") for side in size[1:])
+    resolution = height, width  # of the positions
+    if args.get("img_size") is not None:
+        resolution = _read_image_size(args["img_size"])
+        takes_any = args.get("dynamic_img_size") is True or args.get("strict_img_size") is False
+        if "input_size" not in source or not (takes_any or source.get("fixed_input_size") is False):
+            height, width = resolution
     sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
     sizes |= _read_sizes(content, args)
     pipe = _read_pipe(source, height, width)
-    return PublishedConfig(fields, (height, width), pipe, _read_names(content), read_loss(content), sizes)
+    return PublishedConfig(fields, resolution, pipe, _read_names(content), read_loss(content), sizes)
+
+
+def _read_image_size(size: Any) -> tuple[int, int]:
+    sides = size if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2:
+        raise UserError(f"img_size in its configuration must be [height, width], not {size!r}")
+    height, width = (read_int(side, "img_size") for side in sides)
+    return height, width
 
 
 def read_name(path: Path, width: int) -> PublishedConfig:
