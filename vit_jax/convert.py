@@ -26,7 +26,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
     parser.add_argument(
-        "--resample", help="how positions are resampled: linear, bicubic or flexi [linear; flexi with --patch-size]"
+        "--resample",
+        help="how positions are resampled: linear, bicubic, bicubic_no_antialias or flexi [as the library of its "
+        "layout does; flexi with --patch-size]",
     )
     parser.add_argument("--num-heads", type=int, help="where the source does not state it: a timm file alone")
     parser.add_argument("--loss", help="that its head was trained with, where the source does not state it: sigmoid")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 from typing import get_args
@@ -562,13 +563,14 @@ def test_resampling_is_the_authors(old, new, class_rows):
 
 
 def test_bicubic_resampling_is_that_of_torch():
-    """tests/fixtures/bicubic.npz: torch 2.15's interpolate(mode="bicubic", antialias=True) of random grids."""
+    """tests/fixtures/bicubic.npz: torch's interpolate(mode="bicubic") of random grids, with and without antialias."""
     stored = np.load(BICUBIC)
     for name in {key.split("/")[0] for key in stored}:
-        old, new = stored[f"{name}/old"], stored[f"{name}/new"]
-        for class_rows in (0, 1):
+        old, cases = stored[f"{name}/old"], (("new", "bicubic"), ("new_no_antialias", "bicubic_no_antialias"))
+        for class_rows, (kind, method) in itertools.product((0, 1), cases):
+            new = stored[f"{name}/{kind}"]
             table = np.pad(old.reshape(-1, old.shape[2]), ((class_rows, 0), (0, 0)))
-            found = resample_positions(table, old.shape[:2], new.shape[:2], class_rows, method="bicubic")
+            found = resample_positions(table, old.shape[:2], new.shape[:2], class_rows, method=method)
             assert found.dtype == np.float32
             np.testing.assert_array_equal(found[:class_rows], 0)
             np.testing.assert_allclose(found[class_rows:].reshape(new.shape), new, atol=1e-5, err_msg=name)

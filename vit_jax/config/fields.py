@@ -42,9 +42,10 @@ _ROWS = (
           "checkpoint_path model_init model_load model_name_or_path model_or_filename finetune weights "
           "load_from"),
     Field("keep_head", False, "also takes head and pre_logits from init_from: to evaluate, or to continue training"),
-    Field("resample", "linear",
-          "of init_from's positions: linear (the authors'), bicubic (timm's), flexi (patches too)",
-          choices=("linear", "bicubic", "flexi")),
+    Field("resample", "auto",
+          "of init_from's positions: linear (Google's), bicubic (timm's), bicubic_no_antialias (transformers'), "
+          "flexi (patches too), or auto: as in the library of its layout",
+          choices=("auto", "linear", "bicubic", "bicubic_no_antialias", "flexi")),
     Field("base_lr", 1e-3, "the learning rate after the warm-up",
           minimum=0,
           synonyms="lr learning_rate base_learning_rate lr_base init_lr initial_learning_rate peak_lr max_lr"),

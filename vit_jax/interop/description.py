@@ -26,6 +26,7 @@ class ModelDescription:
         preprocess: the pipe of operations that prepares the model's images; None: not known.
         class_names: the names of the classes in the order of the logits; None: not known.
         loss: the loss that the model was trained with, softmax or sigmoid; empty: not known.
+        resample: how positions are resampled to another resolution by the library of the weights.
     """
 
     model: str
@@ -33,22 +34,30 @@ class ModelDescription:
     preprocess: str | None
     class_names: list | None
     loss: str
+    resample: str = "linear"
 
     @classmethod
     def of_fields(
-        cls, fields: dict[str, Any], preprocess: str | None, names: list[str] | None = None, loss: str = ""
+        cls,
+        fields: dict[str, Any],
+        preprocess: str | None,
+        names: list[str] | None = None,
+        loss: str = "",
+        resample: str = "linear",
     ) -> "ModelDescription":
         """Returns the description of the model with these fields. The name of the model follows from the fields.
 
         Without `names`, a head with as many classes as ImageNet or ImageNet-21k is assumed to have those classes.
         """
         known_names = names or class_names.class_names(fields["num_classes"])
-        return cls(models.model_name(fields), fields, preprocess, list(known_names) if known_names else None, loss)
+        listed = list(known_names) if known_names else None
+        return cls(models.model_name(fields), fields, preprocess, listed, loss, resample)
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The keywords with which `vit_jax.create` makes the model."""
-        return self.fields | {"preprocess": self.preprocess, "class_names": self.class_names, "loss": self.loss}
+        own = ("preprocess", "class_names", "loss", "resample")
+        return self.fields | {name: getattr(self, name) for name in own}
 
 
 TYPES = get_type_hints(ModelDescription)
@@ -58,7 +67,7 @@ def describe_model(model: models.Model) -> dict[str, Any]:
     """Returns the description of a model as JSON."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
-    return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss))
+    return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss, model.resample))
 
 
 def restore_model(description: object) -> models.Model:
@@ -74,6 +83,8 @@ def check_description(description: Any) -> ModelDescription:
         UserError: a field is missing or has another type.
     """
     known = isinstance(description, dict)
+    if known:
+        description = {"resample": "linear"} | description  # which earlier versions did not state
     if not known or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
         raise UserError(f"the description of the model must have the fields {', '.join(TYPES)}")
     if not all(isinstance(name, str) for name in description.get("class_names") or ()):

@@ -40,7 +40,7 @@ def describe_timm(archive: Archive, form: type, path: Path, given: Mapping[str, 
                 f"its folder is named after a timm architecture of width {fields['width']}; give num_heads=N to "
                 "vit_jax.load, or --num-heads=N to vit_jax.convert, which writes a file that states it"
             )
-    return _description(fields, _for_form(stated, form))
+    return _description(fields, _for_form(stated, form), "bicubic")
 
 
 def _for_form(stated: PublishedConfig, form: type) -> PublishedConfig:
@@ -73,11 +73,13 @@ def describe_huggingface(
     if missing:
         words = " ".join(f"{key}=" for key in missing)
         raise UserError(f"its config.json must be in the same folder; without it, give {words} to vit_jax.load")
-    return _description(fields, stated)
+    return _description(fields, stated, huggingface_layout.FAMILIES[form.family].resample)
 
 
-def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescription:
+def _description(fields: dict[str, Any], stated: PublishedConfig, resample: str) -> ModelDescription:
     """Returns the description of a model from the fields that follow from its arrays and from its configuration.
+
+    `resample` is how its library resamples positions.
 
     Where both give a field, the configuration decides, except that an activation swiglu of the arrays remains.
 
@@ -91,7 +93,7 @@ def _description(fields: dict[str, Any], stated: PublishedConfig) -> ModelDescri
         fields["class_token"] = "auto"
     count = fields["num_classes"]
     names = stated.class_names if stated.class_names and len(stated.class_names) == count else None
-    return ModelDescription.of_fields(fields, stated.preprocess, names, stated.loss)
+    return ModelDescription.of_fields(fields, stated.preprocess, names, stated.loss, resample)
 
 
 def _comparable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import UserError, models, tree
+import numpy as np
+
+from vit_jax import UserError, models, tell, tree
 from vit_jax.config import Affects, model_fields
 from vit_jax.models import without_adapters
 
@@ -23,7 +25,7 @@ def adapt_parameters(
     target: models.Model,
     wanted: dict[str, Any],
     keep_head: bool = False,
-    method: str = "linear",
+    method: str | None = None,
 ) -> dict[str, Any]:
     """Returns name -> parameter, for the parameters that `target` takes over from `source`: all but the head. Position
     embeddings are resampled to the target's grid of patches; their row of the class token is unchanged.
@@ -34,7 +36,7 @@ def adapt_parameters(
         target: the model to initialise.
         wanted: the shapes of the parameters of `target`.
         keep_head: whether to take over the head too.
-        method: the method of resampling; see `models.resample_positions`.
+        method: the method of resampling, see `models.resample_positions`; None: that of `source`.
 
     Raises:
         UserError: the models differ in more than head and resolution. The message names the flags that help, or every
@@ -72,11 +74,32 @@ def adapt_parameters(
         {name: leaf for name, leaf in tree.flatten(all).items() if keep_head or not models.is_head(name)}
         for all in (params, without_adapters(wanted))
     )
-    leaves = models.resample_parameters(leaves, source.spec, target.spec, method)
+    leaves = resample(source, leaves, target, method)
     if wrong := tree.differences(leaves, rest):
         remedy = f"; {_remedy(source, target, config_fields)}" if source.name != target.name else ""
         raise UserError(f"a {target.name} cannot start from this checkpoint: {'; '.join(wrong)}{remedy}")
     return leaves
+
+
+def resample(
+    source: models.Model, params: dict[str, Any], target: models.Model, method: str | None = None
+) -> dict[str, Any]:
+    """Returns the parameters of a model for the resolution and the patch size of another one.
+
+    If positions change, a line on standard error says how.
+
+    Args:
+        source: the model of the parameters.
+        params: name -> parameter.
+        target: the same model at another resolution or with another patch size.
+        method: how positions are resampled, see `models.resample_positions`; None: `source.resample`.
+    """
+    method = method or source.resample
+    resampled = models.resample_parameters(params, source.spec, target.spec, method)
+    if any(np.shape(resampled[name]) != np.shape(params[name]) for name in params if name != "embed/kernel"):
+        old, new = (f"{height}x{width}" for height, width in (source.image_size, target.image_size))
+        tell(f"{target.name}: positions resampled from {old} to {new} pixels ({method})")
+    return resampled
 
 
 def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> None:

@@ -32,8 +32,8 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             transformers or PEFT wrote. A folder of PEFT stands for the weights that its `adapter_config.json` names,
             with the adapters added. The name of a published checkpoint (`vit_jax.list_models`) and
             `hf-hub:OWNER/NAME` are downloaded.
-        resample: how learned positions are resampled to another grid of patches: linear, as the authors do; bicubic; or
-            flexi, as FlexiViT does. None: flexi if patch_size is given, else linear.
+        resample: how learned positions are resampled to another grid of patches, one of `models.RESAMPLINGS`. None:
+            flexi, as FlexiViT does, if patch_size is given; else as the library does whose layout the file has.
         **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
             patch_size the kernel that projects the patches is resized, as FlexiViT does.
 
@@ -170,7 +170,7 @@ def _load_adapted(
     If the adapters' file contains a head, it replaces the head of those weights.
     """
     arrays, notes = adapter.read()
-    stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample or "linear")
+    stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample)
     sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
     base = locate.locate_base(adapter)
     try:
@@ -188,7 +188,8 @@ def _load_adapted(
         model = _create_as_stored(stated.model, stated.keywords, given)
     else:
         changes = peft.adapted_fields(source, arrays)
-        own = {"preprocess": source.preprocess, "class_names": source.class_names, "loss": source.loss}
+        names = ("preprocess", "class_names", "loss", "resample")
+        own = {name: getattr(source, name) for name in names}
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
@@ -226,9 +227,8 @@ def _resize(
     spec = models.create(name, **(model.fields | sizes)).spec
     if new != old:
         tell(f"{name}: patches resized from {old}x{old} to {new}x{new} pixels")
-    method = method or ("flexi" if "patch_size" in given else "linear")
-    params = models.resample_parameters(params, model.spec, spec, method)
-    return dataclasses.replace(model, name=name, spec=spec), params
+    resized = dataclasses.replace(model, name=name, spec=spec)
+    return resized, transfer.resample(model, params, resized, method or ("flexi" if "patch_size" in given else None))
 
 
 def _in_words(size: tuple[int, int]) -> str:

@@ -16,6 +16,7 @@ from vit_jax.models.attention_choice import attention_sizes, choose_attention
 from vit_jax.models.bit import BiT
 from vit_jax.models.mlp_choice import choose_mlp
 from vit_jax.models.part_specs import CHIP_KERNELS, PLAIN_FORMS, AttentionKind
+from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.spec import ModelSpec
 from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
 from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
@@ -35,6 +36,7 @@ class Model:
     preprocess: str | None = None  # the pipe of operations that prepares its images
     class_names: tuple[str, ...] | None = None  # the names of the logits, in order
     loss: str = "softmax"  # of its training, softmax or sigmoid; the same function turns logits into probabilities
+    resample: str = "linear"  # how the library of its weights resamples learned positions: a key of RESAMPLINGS
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -206,6 +208,7 @@ def create(
     preprocess: str | None = None,
     class_names: tuple[str, ...] | list[str] | None = None,
     loss: str = "softmax",
+    resample: str = "linear",
     **fields: Any,
 ) -> Model:
     """Returns a model by name, with any field of its spec changed.
@@ -225,6 +228,7 @@ def create(
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.
+        resample: how positions are resampled to another resolution, see `resample_positions`; not used by the model.
         **fields: flat keywords of `ModelSpec` and its parts, or of `BitSpec`. None means the value that the name stands
             for. A field that only the other kind of model has is ignored if it has its default value, because a
             configuration states the fields of both kinds.
@@ -234,9 +238,10 @@ def create(
     """
     spec = build_spec(name, fields)
     choose("loss", loss, LOSSES)
+    choose("resample", resample, RESAMPLINGS)
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
-    model = Model(name, spec, preprocess, None, loss)
+    model = Model(name, spec, preprocess, None, loss, resample)
     if class_names is not None:
         class_names = tuple(class_names)
         if not all(isinstance(name, str) for name in class_names) or len(class_names) != model.field("num_classes"):

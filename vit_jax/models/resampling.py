@@ -28,6 +28,20 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
     return _rows_of_sum_1(np.where(x < 1, near, np.where(x < 2, far, 0)))
 
 
+def bicubic_no_antialias_matrix(old: int, new: int) -> np.ndarray:
+    """Returns the [new, old] matrix of transformers' interpolation: PyTorch's bicubic without antialias, which is Keys'
+    cubic with a = -3/4: four neighbours for each sample, half-pixel centres, the edges repeated.
+    """
+    places = (np.arange(new) + 0.5) * old / new - 0.5
+    matrix = np.zeros((new, old))
+    for neighbour in range(-1, 3):
+        columns = np.floor(places).astype(int) + neighbour
+        x = np.abs(places - columns)
+        near, far = (1.25 * x - 2.25) * x**2 + 1, ((3.75 - 0.75 * x) * x - 6) * x + 3
+        np.add.at(matrix, (np.arange(new), np.clip(columns, 0, old - 1)), np.where(x < 1, near, far))
+    return matrix
+
+
 def flexi_matrix(old: int, new: int) -> np.ndarray:
     """Returns the [new, old] matrix of FlexiViT's interpolation: `jax.image.resize(method="linear")`, which smooths
     before it shrinks.
@@ -58,7 +72,12 @@ def _rows_of_sum_1(matrix: np.ndarray) -> np.ndarray:
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
-RESAMPLINGS = {"linear": linear_matrix, "bicubic": bicubic_matrix, "flexi": flexi_matrix}
+RESAMPLINGS = {
+    "linear": linear_matrix,
+    "bicubic": bicubic_matrix,
+    "bicubic_no_antialias": bicubic_no_antialias_matrix,
+    "flexi": flexi_matrix,
+}
 Table: TypeAlias = Float[np.ndarray, "rows channels"]
 NewTable: TypeAlias = Float[np.ndarray, "new_rows channels"]
 
@@ -77,7 +96,8 @@ def resample_positions(
         old_grid: (rows, columns) of patches in `position`.
         new_grid: (rows, columns) of patches in the result.
         class_rows: the number of rows at the start that belong to no patch.
-        method: linear, as published; bicubic, as in timm; or flexi, as in FlexiViT.
+        method: linear, as published; bicubic, as in timm; bicubic_no_antialias, as in transformers; or flexi, as in
+            FlexiViT.
 
     Raises:
         ValueError: the table does not have `class_rows + rows * columns` rows.

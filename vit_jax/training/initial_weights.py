@@ -32,10 +32,11 @@ def load_init(
         # FlexiViT weights are resized once, from the patch size that they were trained with, and only on request.
         keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
         asked = {key: program.model.field(key) for key in keys}
-        loaded, params = interop.load(source, resample=config.resample, **asked)
+        method = None if config.resample == "auto" else config.resample
+        loaded, params = interop.load(source, resample=method, **asked)
         wanted = program.state.params
         check_range(loaded, config, config.keep_head)
-        adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, config.resample)
+        adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, method)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
             return adapted, f"{shown}, head included"

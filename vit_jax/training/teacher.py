@@ -58,7 +58,7 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
     Raises:
         UserError: the configuration is wrong, or the weights cannot be loaded.
     """
-    source, resample = config.task.teacher, config.resample
+    source, resample = config.task.teacher, None if config.resample == "auto" else config.resample
     if source is None:
         return None
     check_config(config)  # before anything is loaded
@@ -66,7 +66,7 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
     with errors_of(f"task.teacher={interop.without_query(source)}"):
         model, params = interop.load(source, resolution=size, resample=resample)
         check_range(model, config, uses_head=True)
-    return Teacher(source, model, params, resample)
+    return Teacher(source, model, params, resample or model.resample)
 
 
 def check_teacher(teacher: Teacher, identity: dict[str, str] | None, location: str) -> None:

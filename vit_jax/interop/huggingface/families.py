@@ -18,11 +18,14 @@ class Family(NamedTuple):
         names: the names of its arrays in files, without the model's prefix.
         prefix: the prefix of all arrays but the classifier's.
         requires: field -> the values with which a model belongs to the family.
+        resample: how its class resamples positions, see `models.resample_positions`; before version 4.46 or so, some
+            classes added 0.1 patch to the new grid.
     """
 
     names: Names
     prefix: str
     requires: Mapping[str, tuple[Any, ...]]
+    resample: str = "bicubic_no_antialias"
 
 
 # Fields that the files of every family state. All other fields have our defaults, or the values in `requires` below.
@@ -92,6 +95,7 @@ FAMILIES = {
         DINOV2_WITH_REGISTERS,
         "dinov2_with_registers.",
         ALL | {"pooling": ("token", "token_gap"), "position_rows": ("class", "patches"), "pre_logits": (False,)},
+        "bicubic",
     ),
     "siglip_vision_model": Family(
         SIGLIP,

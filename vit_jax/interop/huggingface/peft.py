@@ -234,7 +234,7 @@ def save_adapter(
     rank: int,
     alpha: float,
     weights: str | None = None,
-    resample: str = "linear",
+    resample: str = "auto",
     digest: str = "",
 ) -> None:
     """Writes the adapters and the heads of a model into a folder: `adapter_model.safetensors`, `adapter_config.json`.
@@ -246,7 +246,8 @@ def save_adapter(
         rank: the rank of the adapters.
         alpha: the adapters are multiplied by alpha / rank.
         weights: the path or name by which PEFT and `weights.load` find the weights that are adapted; None: unknown.
-        resample: how the learned positions of these weights were resampled to the model's resolution.
+        resample: how the learned positions of these weights were resampled to the model's resolution; auto: as the
+            library of their layout does.
         digest: the digest of these weights, as `locate.digest_weights` returns it; empty: unknown.
 
     Raises:
@@ -272,7 +273,8 @@ def save_adapter(
         "task_type": None,
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
-        notes = description.header_notes(model) | {METHOD: resample, DIGEST: digest}
+        method = {} if resample == "auto" else {METHOD: resample}
+        notes = description.header_notes(model) | method | {DIGEST: digest}
         file = files.enter_context(atomic_write(folder / WEIGHTS))
         archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
         files.enter_context(atomic_write(folder / CONFIG)).write_text(json_text(described), encoding="utf-8")
