@@ -143,6 +143,24 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
+def add_resolution(parser: Any, default: str) -> None:
+    """Adds --resolution to an argparse parser; `default` says what the resolution is without it."""
+    words = f"pixels on a side, or HEIGHTxWIDTH, to which learned positions are resampled [{default}]"
+    parser.add_argument("--resolution", type=parse_resolution, help=words)
+
+
+def parse_resolution(text: str) -> int | tuple[int, ...]:
+    """Returns a resolution in the form that `vit_jax.load` takes.
+
+    Raises:
+        UserError: it is not one or two whole numbers.
+    """
+    sides = text.split("x")
+    if not all(side.isdecimal() for side in sides):
+        raise UserError(f"--resolution={text} must be one size or HEIGHTxWIDTH, as in 384 or 384x512.")
+    return int(text) if len(sides) == 1 else tuple(map(int, sides))
+
+
 def join_hosts() -> None:
     """Joins the other hosts without supervising them, and keeps compiled programs.
 

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("target", help="the .npz or .safetensors file to write, or a folder")
     parser.add_argument("--layout", help=f"one of {', '.join(interop.FORMATS)} [timm for .safetensors, else ours]")
     parser.add_argument("--dtype", default="float32", help="of the file: float32, float16 or bfloat16 [float32]")
-    parser.add_argument("--resolution", help="pixels on a side, or HEIGHTxWIDTH; learned positions are resampled")
+    cli.add_resolution(parser, "that of the positions")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
     parser.add_argument(
         "--resample",
@@ -36,8 +36,12 @@ def main(argv: list[str]) -> None:
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
     layout = interop.choose_target(args.target, args.layout).layout
-    resolution = None if args.resolution is None else parse_resolution(args.resolution)
-    fields = {"resolution": resolution, "patch_size": args.patch_size, "num_heads": args.num_heads, "loss": args.loss}
+    fields = {
+        "resolution": args.resolution or "native",
+        "patch_size": args.patch_size,
+        "num_heads": args.num_heads,
+        "loss": args.loss,
+    }
     model, params = interop.load(args.source, resample=args.resample, **fields)
     interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
     height, width = model.image_size
@@ -48,18 +52,6 @@ def main(argv: list[str]) -> None:
         if lost := " and ".join([*names, *loss]):
             advice = f"keep {args.source}, or convert it with --layout=ours"
             print(f"vit_jax: the {layout} layout does not store {lost}; {advice}.", file=sys.stderr)
-
-
-def parse_resolution(text: str) -> int | tuple[int, ...]:
-    """Returns a resolution in the form that `vit_jax.load` takes.
-
-    Raises:
-        UserError: it is not one or two whole numbers.
-    """
-    sides = text.split("x")
-    if not all(side.isdecimal() for side in sides):
-        raise UserError(f"--resolution={text} must be one size or HEIGHTxWIDTH, as in 384 or 384x512.")
-    return int(text) if len(sides) == 1 else tuple(map(int, sides))
 
 
 if __name__ == "__main__":

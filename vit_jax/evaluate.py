@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, cli, data, evals, tell
+from vit_jax import UserError, cli, data, evals, interop, refuse, tell
 from vit_jax.columns import align
 from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
 from vit_jax.json_text import to_json
@@ -59,6 +59,7 @@ def evaluate_model(
     data_dir: str | None = None,
     save: str | None = None,
     save_dir: str | Path = ".",
+    resolution: int | tuple[int, ...] | None = None,
 ) -> EvaluationResult:
     """Returns the metrics of a model, and what identifies its weights and the data.
 
@@ -76,20 +77,19 @@ def evaluate_model(
         data_dir: as `config.data.data_dir`, in place of the run's.
         save: features, predictions, confusion or mistakes; see `evals.save_outputs`.
         save_dir: the folder to write these to.
+        resolution: the size of the images, as for `vit_jax.load`; only for weights that are not a run.
 
     Raises:
         UserError: there is no such model, or no such checkpoint of the run yet, the data or the split is absent, or a
             number is too small.
     """
-    for name, number, least in (("fsdp", fsdp, 1), ("batch", batch, 1), ("workers", workers, 0)):
-        if number is not None and number < least:
-            raise UserError(f"{name} must be at least {least}, not {number}.")
+    check_numbers(fsdp=(fsdp, 1), batch=(batch, 1), workers=(workers, 0))
     if is_run(path):
+        refuse((resolution, f"{path} is evaluated at its own resolution; for another give its {interop.MODEL_FILE}."))
         loaded = open_run(path, best, fsdp, source)
-    elif best or split:
-        raise UserError(f"{path} is not the folder of a run; leave out --best and --split, which only runs have.")
     else:
-        loaded = open_weights(path, fsdp, source)
+        refuse((best or split, f"{path} is no run's folder; leave out --best and --split, which only runs have."))
+        loaded = open_weights(path, fsdp, source, resolution)
     config, program = loaded.config, loaded.program
     choose_evaluations(config, program.model.image_size, program.model.preprocess, requests, split)
     config.data.data_dir = data_dir or config.data.data_dir
@@ -106,6 +106,13 @@ def evaluate_model(
             tell(f"Wrote {written}")
     metrics = evals.check_finite(evals.run_evaluators(evaluators, weights, cache=cache))
     return EvaluationResult({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
+
+
+def check_numbers(**numbers: tuple[int | None, int]) -> None:
+    """Raises UserError unless each number, given by name as (number, least), is None or at least `least`."""
+    for name, (number, least) in numbers.items():
+        if number is not None and number < least:
+            raise UserError(f"{name} must be at least {least}, not {number}.")
 
 
 def set_workers(config: ConfigDict, asked: int | None) -> None:
@@ -138,6 +145,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--split", help="evaluate this split, for example train[:10%%] [those of the run]")
     parser.add_argument("--batch", type=int, help="images per step over all devices [chosen to fit this machine]")
     parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [chosen for this machine]")
+    cli.add_resolution(parser, "that of the stated preprocessing, or of the run")
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
@@ -166,6 +174,7 @@ def main(argv: list[str]) -> None:
             data_dir=args.data_dir,
             save=args.save,
             save_dir=folder,
+            resolution=args.resolution,
         )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": model} if len(models) > 1 else {}

@@ -33,6 +33,7 @@ def look(
     top: int = 5,
     batch: int | None = None,
     saliency: bool = False,
+    resolution: int | tuple[int, ...] | None = None,
 ) -> list[Path]:
     """Writes the figures and the page of a model and some images, and returns the files, the page first.
 
@@ -43,6 +44,7 @@ def look(
         top: the number of classes to show for each image, from the most probable.
         batch: images at a time over all devices, rounded up to a multiple of their number; None: chosen.
         saliency: whether to show also the gradient of each image's first class, which takes twice the time of all else.
+        resolution: the size of the images, as for `vit_jax.load`.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, a number is too small, the folder cannot be written to, or
@@ -52,7 +54,7 @@ def look(
         raise UserError(f"top must be at least 1, not {top}.")
     with user_errors("cannot draw", ModuleNotFoundError):
         from vit_jax.analysis import look_page  # which needs matplotlib
-    model, params, seen = examine(checkpoint, images, batch=batch, saliency=saliency)
+    model, params, seen = examine(checkpoint, images, batch=batch, saliency=saliency, resolution=resolution)
     names = [str(image) for image in images[: len(seen.pixels)]]
     with user_errors(f"cannot write to {folder}"):
         return look_page.write_look(Path(folder), str(checkpoint), model, params, names, seen, top)
@@ -64,6 +66,7 @@ def examine(
     *,
     batch: int | None = None,
     saliency: bool = False,
+    resolution: int | tuple[int, ...] | None = None,
 ) -> tuple[Model, dict[str, Any], analysis.observe.Observations]:
     """Returns a model, its parameters as NumPy arrays, and what it does with images.
 
@@ -72,6 +75,7 @@ def examine(
         images: see `look`; or RGB uint8 arrays [height, width, 3].
         batch: see `look`.
         saliency: see `look`.
+        resolution: see `look`.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, or a number is too small.
@@ -79,7 +83,7 @@ def examine(
     for name, number in (("batch", batch), ("the number of images", len(images))):
         if number is not None and number < 1:
             raise UserError(f"{name} must be at least 1, not {number}.")
-    loaded = open_weights(checkpoint, 1, None)
+    loaded = open_weights(checkpoint, 1, None, resolution)
     program, params = loaded.program, loaded.read()
     preprocess = program.model.preprocess
     if preprocess is None:
@@ -121,10 +125,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--top", type=int, default=5, help="number of classes of each image [5]")
     parser.add_argument("--batch", type=int, help="images at a time over all devices [chosen to fit this machine]")
     parser.add_argument("--saliency", action="store_true", help="also on which pixels the first class depends")
+    cli.add_resolution(parser, "that of the stated preprocessing")
     args = parser.parse_args(argv[1:])
     images = [path for path_or_folder in args.images for path in list_images(path_or_folder)]
     cli.use_compilation_cache()
-    for path in look(args.checkpoint, images, args.out, top=args.top, batch=args.batch, saliency=args.saliency):
+    chosen = {name: getattr(args, name) for name in ("top", "batch", "saliency", "resolution")}
+    for path in look(args.checkpoint, images, args.out, **chosen):
         print(path)
 
 

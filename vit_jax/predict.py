@@ -28,7 +28,13 @@ Images: TypeAlias = Sequence[str | Path | np.ndarray | data.SourceImage]
 
 
 def predict(
-    checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8, *, skip_unreadable: bool = False
+    checkpoint: str | Path,
+    images: Images,
+    top: int = 5,
+    batch: int = 8,
+    *,
+    skip_unreadable: bool = False,
+    resolution: int | tuple[int, ...] | None = None,
 ) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
@@ -36,19 +42,24 @@ def predict(
     Images are turned upright according to their EXIF data, and preprocessed as in the evaluation of the run that wrote
     the checkpoint. An image may also be an RGB uint8 array [height, width, 3], whose path is then its index, or
     an image of a source. `batch` images are read into memory and predicted at a time. With `skip_unreadable`, images
-    that cannot be decoded are left out, after a line for each on stderr.
+    that cannot be decoded are left out, after a line for each on stderr. `resolution` is as for `vit_jax.load`.
 
     Raises:
         UserError: the checkpoint or an image cannot be read, logits are not finite, or a number is too small.
     """
-    return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable))
+    return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable, resolution))
 
 
 def iterate_predictions(
-    checkpoint: str | Path, images: Images, top: int = 5, batch: int = 8, skip_unreadable: bool = False
+    checkpoint: str | Path,
+    images: Images,
+    top: int = 5,
+    batch: int = 8,
+    skip_unreadable: bool = False,
+    resolution: int | tuple[int, ...] | None = None,
 ) -> Iterator[dict]:
     """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
-    model, params = interop.load(checkpoint)
+    model, params = interop.load(checkpoint, resolution=resolution)
     preprocess = model.preprocess
     if preprocess is None:
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
@@ -118,6 +129,7 @@ def main(argv: list[str]) -> None:
         default="fail",
         help="stop at an unreadable image, or leave it out and list it on stderr [fail]",
     )
+    cli.add_resolution(parser, "that of the stated preprocessing")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object a line")
     output.add_argument("--csv", action="store_true", help="print CSV: one line for each image and class, best first")
@@ -128,7 +140,8 @@ def main(argv: list[str]) -> None:
     table = csv.writer(sys.stdout, lineterminator="\n")
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])
-    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch, args.bad_images == "skip"):
+    skips = args.bad_images == "skip"
+    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch, skips, args.resolution):
         if args.json:
             print(to_json(result))
             continue

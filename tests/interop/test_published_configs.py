@@ -196,16 +196,21 @@ def test_arguments_of_a_pipe_may_be_named(layout, tmp_path):
     assert vit_jax.load(tmp_path / "x")[0].preprocess == "torch_resize((16,16),'bicubic')|value_range(-1,1)"
 
 
-def test_a_stated_pipe_of_another_size_than_the_models_is_scaled_or_kept(tmp_path, capsys):
+def test_a_stated_pipe_decides_the_resolution(tmp_path, capsys):
     """As DINOv2's are published: the positions are of 518 pixels, the processor crops 224."""
     model, params = small()
     pipe = "torch_resize(9,'bicubic')|torch_center_crop(8)|value_range(-1,1)"
     vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=pipe), params, layout="huggingface")
     capsys.readouterr()
-    whole, _ = vit_jax.load(tmp_path / "x")
-    assert whole.image_size == (16, 16)
+    stated, _ = vit_jax.load(tmp_path / "x")
+    assert (stated.image_size, stated.preprocess) == ((8, 8), pipe)
+    told = f"its preprocessing, {pipe}, gives images of 8x8 pixels, 2 tokens, which are taken; its positions are for"
+    assert f"{told} 16x16 pixels, 5 tokens\n" in capsys.readouterr().err
+    whole, _ = vit_jax.load(tmp_path / "x", resolution="native")
+    assert whole.image_size == (16, 16) and whole.spec == model.spec
     assert whole.preprocess == "torch_resize(18,'bicubic')|torch_center_crop(16)|value_range(-1,1)"
-    assert f"its preprocessing, {pipe}, for images of 16x16 pixels: {whole.preprocess}" in capsys.readouterr().err
+    words = f"its preprocessing, {pipe}, becomes {whole.preprocess} for images of 16x16 pixels, 5 tokens\n"
+    assert words in capsys.readouterr().err
     assert vit_jax.load(tmp_path / "x", resolution=8)[0].preprocess == pipe
     assert "preprocessing" not in capsys.readouterr().err
     assert vit_jax.load(tmp_path / "x", resolution=(8, 16))[0].preprocess == "resize((8,16))|value_range(-1,1)"

@@ -1,12 +1,17 @@
 """Positions at another resolution: as the library of each layout resamples them, said, and from the stated pipe."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_torch_layouts import outputs_of
-from vit_jax import models
+from vit_jax import UserError, cli, convert, evaluate, models, predict, program
+from vit_jax.training import initial_weights
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"
 STORED = np.load(PARITY / "resolutions.npz") if (PARITY / "resolutions.npz").is_file() else {}  # by make_resolutions.py
@@ -42,7 +47,7 @@ def load(name, folder, **fields):
     return vit_jax.load(PARITY / name, **fields)
 
 
-FEW = ("timm_dinov2_registers", "hf_dinov2", "converted_registers")
+FEW = ("timm_dinov2_registers", "hf_dinov2")
 
 
 @pytest.mark.parametrize("name", [one if one in FEW else pytest.param(one, marks=pytest.mark.slow) for one in METHODS])
@@ -69,3 +74,43 @@ def test_the_method_of_the_library_stays_with_the_model(tmp_path):
         assert again.resample == model.resample
         np.testing.assert_array_equal(params["position"], load("hf_dinov2", tmp_path, resolution=56)[1]["position"])
     assert vit_jax.load(PARITY / "big_vision_tok.npz")[0].resample == "linear"
+
+
+def test_commands_take_a_resolution(tmp_path, capsys, monkeypatch):
+    """predict and look read images of the stated size, or of the one that is asked for; convert keeps the positions."""
+    monkeypatch.setattr(cli, "join_hosts", lambda: None)
+    model, params = load("hf_deit_distilled", tmp_path)
+    pipe = "torch_resize(18,'bicubic')|torch_center_crop(16)|value_range(-1,1)"
+    vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=pipe), params, layout="huggingface")
+    for label in ("a", "b"):
+        (tmp_path / "data" / "test" / label).mkdir(parents=True)
+        Image.fromarray(np.full((9, 9, 3), ord(label), np.uint8)).save(tmp_path / "data" / "test" / label / "x.png")
+    place, images = str(tmp_path / "x"), str(tmp_path / "data")
+    evaluated = [place, f"--evals=knn:source=folder:{images},train_split=test,k=1", "--json"]
+    commands = {predict: [place, images, "--json"], evaluate: evaluated}
+    for command, words in commands.items():
+        for more, size in (([], "16x16"), (["--resolution=24x40"], "24x40")):
+            command.main(["command", *words, *more])
+            assert f"positions resampled from 32x32 to {size} pixels (bicubic_no_antialias)" in capsys.readouterr().err
+    convert.main(["convert", place, str(tmp_path / "y.npz")])
+    assert "y.npz: ours layout, ViT/8, 32x32 pixels" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--resolution=large must be one size or HEIGHTxWIDTH"):
+        predict.main(["predict", place, images, "--resolution=large"])
+
+
+def test_a_run_starts_from_the_positions_of_the_file(tmp_path, capsys, quick):
+    """They are resampled once, not first to the size that the stated preprocessing gives."""
+    quick.model.position, quick.model.name = "learned", "ViT-mu/4"
+    quick.resolution, quick.data.preprocess = 24, "resize({resolution})|value_range(-1,1)"
+    quick.evals.test.preprocess = quick.data.preprocess
+    config, _, parts = program.prepare(quick)
+    fields = parts.model.fields | {"resolution": 32, "resample": "bicubic_no_antialias"}
+    model = models.create(parts.model.name, **fields | {"preprocess": "resize(8)|value_range(-1,1)"})
+    params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
+    vit_jax.save(tmp_path / "x.npz", model, params)
+    adapted, _ = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)
+    assert "positions resampled from 32x32 to 24x24 pixels (bicubic_no_antialias)" in capsys.readouterr().err
+    expected = models.resample_positions(
+        params["position"], (8, 8), (6, 6), model.spec.class_rows, "bicubic_no_antialias"
+    )
+    np.testing.assert_array_equal(adapted["position"], expected)

@@ -90,20 +90,23 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, digest, int(folder.name))
 
 
-def open_weights(path: str | Path, fsdp: int, source: str | None) -> LoadedModel:
+def open_weights(
+    path: str | Path, fsdp: int, source: str | None, resolution: int | tuple[int, ...] | None = None
+) -> LoadedModel:
     """Opens weights of any form that `vit_jax.load` reads.
 
     Args:
         path: the path of the weights, or their name in the catalogue.
         fsdp: the number of devices to split the weights over.
         source: the data source of evaluations that name none.
+        resolution: the size of the images, as for `vit_jax.load`.
 
     Raises:
         UserError: the weights cannot be read, or cannot be split over `fsdp` devices.
     """
     devices = jax.devices()
     dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
-    model, params = interop.load(path, dtype=dtype)
+    model, params = interop.load(path, dtype=dtype, resolution=resolution)
     config, height = get_config(), model.image_size[0]
     mesh = make_inference_mesh(config, fsdp)
     with config.unlocked():

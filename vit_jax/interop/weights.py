@@ -34,8 +34,10 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             `hf-hub:OWNER/NAME` are downloaded.
         resample: how learned positions are resampled to another grid of patches, one of `models.RESAMPLINGS`. None:
             flexi, as FlexiViT does, if patch_size is given; else as the library does whose layout the file has.
-        **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. For another
-            patch_size the kernel that projects the patches is resized, as FlexiViT does.
+        **fields: changes to the model, as for `vit_jax.create`: resolution, dtype, class_names and others. Without a
+            resolution it is that of the images which the stated preprocessing gives, else that of the positions;
+            resolution="native" always means the latter. For another patch_size the kernel that projects the patches is
+            resized, as FlexiViT does.
 
     Raises:
         UserError: nothing that can be loaded is at the path, the arrays are not those of the model, or the model is not
@@ -44,6 +46,9 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
     if resample is not None:
         choose("resample", resample, models.RESAMPLINGS)
     given = {name: value for name, value in fields.items() if value is not None}
+    is_native = isinstance(given.get("resolution"), str) and given["resolution"] == "native"
+    if is_native:
+        del given["resolution"]
     try:
         located = locate.locate_weights(path)
         entry = located.entry
@@ -56,6 +61,8 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         if entry and entry.flexi:
             wanted = models.create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
+        elif not is_native and not entry and given.keys().isdisjoint(("resolution", "patch_size", "preprocess")):
+            given |= _stated_resolution(model)
         before = models.image_size(entry.resolution) if entry else model.image_size
         model, params = _resize(model, params, given, resample)
         pipe = (entry and entry.preprocess) or model.preprocess
@@ -63,7 +70,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             scaled = pipes.scale_pipe(pipe, before, model.image_size)
             model = dataclasses.replace(model, preprocess=scaled)
             if scaled != pipe:
-                tell(f"{model.name}: its preprocessing, {pipe}, for images of {_in_words(model.image_size)}: {scaled}")
+                tell(f"{model.name}: its preprocessing, {pipe}, becomes {scaled} for images of {_in_words(model)}")
         return model, tree.unflatten(params)
     except UserError as error:
         shown = printable(download.without_query(str(path)))
@@ -173,6 +180,10 @@ def _load_adapted(
     stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample)
     sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
     base = locate.locate_base(adapter)
+    if stated:
+        sizes = sizes or {"resolution": "native"}  # which are resampled below, once
+    elif "resolution" in given:
+        sizes = {"resolution": given["resolution"]}
     try:
         source, loaded = load(base, resample=method, **sizes)
     except UserError as error:
@@ -231,8 +242,26 @@ def _resize(
     return resized, transfer.resample(model, params, resized, method or ("flexi" if "patch_size" in given else None))
 
 
-def _in_words(size: tuple[int, int]) -> str:
-    return f"{size[0]}x{size[1]} pixels"
+def _stated_resolution(model: models.Model) -> dict[str, Any]:
+    """Returns the resolution of the images that a model's pipe gives; nothing if the model cannot have it.
+
+    If it is another than that of the model's positions, a line on standard error says so.
+    """
+    size = pipes.output_size(model.preprocess) if model.preprocess else None
+    if size is None or size == model.image_size or any(side % model.spec.tile for side in size):
+        return {}
+    stated = model.with_fields(resolution=size)
+    tell(
+        f"{model.name}: its preprocessing, {model.preprocess}, gives images of {_in_words(stated)}, which are taken; "
+        f"its positions are for {_in_words(model)}"
+    )
+    return {"resolution": size}
+
+
+def _in_words(model: models.Model) -> str:
+    height, width = model.image_size
+    tokens = f", {model.spec.tokens:,} tokens" if isinstance(model.spec, models.ModelSpec) else ""
+    return f"{height}x{width} pixels{tokens}"
 
 
 def _usual_loss(num_classes: int) -> str:
@@ -260,6 +289,7 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
 def _summarise(model: models.Model, params: FlatParameters) -> str:
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
-    words += [_in_words(model.image_size), *model.spec.traits, f"{model.field('num_classes'):,} classes"]
+    height, width = model.image_size
+    words += [f"{height}x{width} pixels", *model.spec.traits, f"{model.field('num_classes'):,} classes"]
     words += [f"{sum(map(np.size, params.values())):,} parameters"]
     return ", ".join(words)

@@ -30,8 +30,9 @@ def load_init(
     shown = interop.without_query(source)
     with errors_of(f"init_from={shown}"):
         # FlexiViT weights are resized once, from the patch size that they were trained with, and only on request.
-        keys = ("patch_size", "resolution") if config.resample == "flexi" else ()
-        asked = {key: program.model.field(key) for key in keys}
+        asked: dict[str, Any] = {"resolution": "native"}
+        if config.resample == "flexi":
+            asked = {key: program.model.field(key) for key in ("patch_size", "resolution")}
         method = None if config.resample == "auto" else config.resample
         loaded, params = interop.load(source, resample=method, **asked)
         wanted = program.state.params

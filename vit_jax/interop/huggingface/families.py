@@ -18,8 +18,8 @@ class Family(NamedTuple):
         names: the names of its arrays in files, without the model's prefix.
         prefix: the prefix of all arrays but the classifier's.
         requires: field -> the values with which a model belongs to the family.
-        resample: how its class resamples positions, see `models.resample_positions`; before version 4.46 or so, some
-            classes added 0.1 patch to the new grid.
+        resample: how its class resamples positions, see `models.resample_positions`; older versions
+            of some classes added 0.1 patch to the new grid.
     """
 
     names: Names

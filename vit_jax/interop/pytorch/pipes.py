@@ -69,6 +69,16 @@ def read_pipe(pipe: str) -> Preparation:
     return prepared
 
 
+def output_size(pipe: str) -> tuple[int, int] | None:
+    """Returns (height, width) of the images that a pipe gives; None if `read_pipe` cannot tell."""
+    try:
+        prepared = read_pipe(pipe)
+    except UserError:
+        return None
+    size = prepared.crop or prepared.resize
+    return size if isinstance(size, tuple) else None
+
+
 def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str:
     """Returns a pipe that gives images of another size and ends with the same operation as the given pipe.
 
@@ -81,15 +91,11 @@ def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str
         before: the size (height, width) of the images that `pipe` gives, for a pipe whose sizes cannot be read.
         size: the size (height, width) of the images that the new pipe gives.
     """
-    try:
-        prepared = read_pipe(pipe)
-        own = prepared.crop or prepared.resize
-    except UserError:
-        own = None
-    if (own if isinstance(own, tuple) else before) == size:
+    own = output_size(pipe)
+    if (own or before) == size:
         return pipe
     *parts, last = pipe.split("|")
-    if not isinstance(own, tuple) or own[0] * size[1] != own[1] * size[0]:
+    if own is None or own[0] * size[1] != own[1] * size[0]:
         return f"resize(({size[0]},{size[1]}))|{last}"
     # In these operations nothing but sizes is a number.
     scaled = [
