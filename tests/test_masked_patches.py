@@ -186,7 +186,7 @@ def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
 
     fine, info, program = prepare(smoke.get_config())
     source = str(tmp_path / "pre")
-    given, words = load_init(source, fine, program, info.class_names)
+    given, words, _ = load_init(source, fine, program, info.class_names)
     assert words == f"{source}; its head, for masked patches, and its [mask] embedding are left out"
     assert not {"mask", "head/kernel"} & set(given)
     np.testing.assert_array_equal(given["embed/kernel"], params["embed"]["kernel"])

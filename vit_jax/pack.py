@@ -23,8 +23,8 @@ from vit_jax import UserError, cli
 from vit_jax.data import shards
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig, describe_classes
-from vit_jax.storage import expand_home
 from vit_jax.json_text import to_json
+from vit_jax.storage import expand_home
 
 SUSPICIOUS_DUPLICATE_FRACTION = 0.05  # of the images left out as near-duplicates: photographs seldom have so many
 

@@ -14,7 +14,7 @@ from vit_jax import UserError, cli, convert, evaluate, models, predict, program
 from vit_jax.training import initial_weights
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"
-STORED = np.load(PARITY / "resolutions.npz") if (PARITY / "resolutions.npz").is_file() else {}  # by make_resolutions.py
+STORED = np.load(PARITY / "resolutions.npz")  # by make_resolutions.py
 METHODS = {
     "timm_vit_map": "bicubic",
     "timm_dinov2_registers": "bicubic",
@@ -53,7 +53,9 @@ FEW = ("timm_dinov2_registers", "hf_dinov2")
 @pytest.mark.parametrize("name", [one if one in FEW else pytest.param(one, marks=pytest.mark.slow) for one in METHODS])
 def test_outputs_at_any_resolution_are_those_of_the_library(name, tmp_path, capsys):
     """At the native one, a larger, a smaller, and one that is not square."""
-    for key in (key for key in STORED if key.startswith(f"{name}/")):
+    keys = [key for key in STORED if key.startswith(f"{name}/")]
+    assert len(keys) == 4
+    for key in keys:
         height, width = map(int, key.partition("/")[2].split("x"))
         images = np.random.default_rng(0).uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
         capsys.readouterr()
@@ -108,9 +110,10 @@ def test_a_run_starts_from_the_positions_of_the_file(tmp_path, capsys, quick):
     model = models.create(parts.model.name, **fields | {"preprocess": "resize(8)|value_range(-1,1)"})
     params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
     vit_jax.save(tmp_path / "x.npz", model, params)
-    adapted, _ = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)
+    adapted, _, method = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)
     assert "positions resampled from 32x32 to 24x24 pixels (bicubic_no_antialias)" in capsys.readouterr().err
     expected = models.resample_positions(
         params["position"], (8, 8), (6, 6), model.spec.class_rows, "bicubic_no_antialias"
     )
     np.testing.assert_array_equal(adapted["position"], expected)
+    assert method == "bicubic_no_antialias"  # the exported model's, too

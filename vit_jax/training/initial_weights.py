@@ -12,7 +12,7 @@ from vit_jax.program import Program
 
 def load_init(
     source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Any], str, str]:
     """Loads weights and adapts them to the model of a run.
 
     Args:
@@ -22,7 +22,8 @@ def load_init(
         class_names: the names of the classes of the run's data, or None.
 
     Returns:
-        Name of a parameter -> its value, and a text that says what the weights are.
+        Name of a parameter -> its value; a text that says what the weights are; and how the library of the weights
+        resamples positions, which `vit_jax.load` does with the exported model too.
 
     Raises:
         UserError: the weights cannot be read, or do not suit the model.
@@ -40,9 +41,9 @@ def load_init(
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, method)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
-            return adapted, f"{shown}, head included"
+            return adapted, f"{shown}, head included", loaded.resample
         left = "; its head, for masked patches, and its [mask] embedding are left out"
-        return adapted, shown + (left if loaded.field("head") == "patches" else "")
+        return adapted, shown + (left if loaded.field("head") == "patches" else ""), loaded.resample
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:

@@ -87,10 +87,11 @@ class Workdir:
             self._changes = check_resumes(before, config, location) if before and resumes else []
             self._given, self._origin = dict[str, Any](), "random weights"
             if source is not None and not resumes:
-                self._given, self._origin = load_init(source, config, program, info.class_names)
+                self._given, self._origin, model["resample"] = load_init(source, config, program, info.class_names)
                 if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
+                    method = model["resample"] if config.resample == "auto" else config.resample
                     digest = interop.digest_weights(source)
-                    self._about["start"] = {"weights": source, "resample": config.resample, "digest": digest}
+                    self._about["start"] = {"weights": source, "resample": method, "digest": digest}
             undone.pop_all()
 
     def __enter__(self) -> "Workdir":
@@ -129,6 +130,7 @@ class Workdir:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
             self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
             stored = ("start", "model") if self._is_complete() else ("start",)
+            self._about["model"]["resample"] = restored.about.get("model", {}).get("resample", "linear")
             self._about |= {key: restored.about[key] for key in stored if key in restored.about}
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
