@@ -10,7 +10,7 @@ from PIL import Image
 import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_torch_layouts import outputs_of
-from vit_jax import UserError, cli, convert, evaluate, models, predict, program
+from vit_jax import UserError, cli, convert, evaluate, look, models, predict, program
 from vit_jax.training import initial_weights
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"
@@ -94,6 +94,8 @@ def test_commands_take_a_resolution(tmp_path, capsys, monkeypatch):
         for more, size in (([], "16x16"), (["--resolution=24x40"], "24x40")):
             command.main(["command", *words, *more])
             assert f"positions resampled from 32x32 to {size} pixels (bicubic_no_antialias)" in capsys.readouterr().err
+    for more, size in ({}, (16, 16)), ({"resolution": (24, 40)}, (24, 40)):
+        assert look.examine(place, [tmp_path / "data" / "test" / "a" / "x.png"], **more)[0].image_size == size
     convert.main(["convert", place, str(tmp_path / "y.npz")])
     assert "y.npz: ours layout, ViT/8, 32x32 pixels" in capsys.readouterr().out
     with pytest.raises(UserError, match="--resolution=large must be one size or HEIGHTxWIDTH"):
