@@ -52,8 +52,8 @@ def _words(text: str) -> frozenset[str]:
 _SOURCE_READ = _words("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names")
 _SOURCE_WITHOUT_EFFECT = _words(
     """url file state_dict hf_hub_id hf_hub_filename custom_load source tag architecture num_classes test_input_size
-    min_input_size test_crop_pct pool_size test_pool_size first_conv classifier license description origin_url paper_name
-    paper_ids notes label_descriptions num_features"""
+    min_input_size test_crop_pct pool_size test_pool_size first_conv classifier license description origin_url
+    paper_name paper_ids notes label_descriptions num_features"""
 )
 _TIMM_READ = _words("architecture num_classes global_pool model_args pretrained_cfg label_descriptions vit_jax_loss")
 _SOURCE_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"label_offset": (0,)}
