@@ -1,4 +1,4 @@
-"""The house rules: who imports what, how large files, functions and classes are, no cycles."""
+"""The house rules: who imports what, no cycles, and what is done in one place only."""
 
 import ast
 import json
@@ -143,32 +143,8 @@ def test_no_cycles():
     list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError
 
 
-def test_files_fit_in_a_head():
-    for module, source in SOURCES.items():
-        assert source.count("\n") <= 400, module
-        assert "utils" not in module
-
-
-# What is longer than the rule, and why.
-LONG = {
-    "vit_jax.checkpoint.manager.Checkpoints": "one checkpoint manager, whose methods share what is being written",
-    "vit_jax.training.workdir.Workdir": "one folder",
-}
-
-
-def test_functions_fit_on_a_screen_and_classes_on_three():
-    for module, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                limit = 150 if isinstance(node, ast.ClassDef) else 60
-                assert lines <= limit or f"{module}.{node.name}" in LONG, f"{module}.{node.name}: {lines} lines"
-
-
-def test_the_loop_is_read_at_a_glance():
-    [train] = [node for node in TREES["vit_jax.train"].body if isinstance(node, ast.FunctionDef)]
-    [loop] = [node for node in ast.walk(train) if isinstance(node, ast.For)]
-    assert len([node for node in ast.walk(loop) if isinstance(node, ast.stmt)]) <= 20
+def test_no_module_is_named_for_whatever_is_useful():
+    assert not [module for module in FILES if "utils" in module]
 
 
 def test_files_are_replaced_in_one_place():
