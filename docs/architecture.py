@@ -34,7 +34,7 @@ CAPTIONS = {
     "storage": "files, buckets, cache",
     "monitoring": "metrics, logs, profiles",
     "interop": "weights in and out of files",
-    "experiments": "sweeps, records, results",
+    "experiments": "sweeps and records",
     "paper": "the paper's numbers",
     "planning": "compile for absent TPUs",
     "analysis": "figures and pages",

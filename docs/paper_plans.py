@@ -4,11 +4,11 @@ Example:
   python -m docs.paper_plans --recipes=vit_b32_jft,vit_l16_jft
   python -m docs.paper_plans --recipes=vit_l16_imagenet21k --like=vit_l16_jft
 
-Adds a line for each recipe to vit_jax/experiments/paper_plans.csv, or replaces it. A plan takes minutes on two idle
+Adds a line for each recipe to docs/paper_plans.csv, or replaces it. A plan takes minutes on two idle
 cores, and longer for the larger models. What was compiled is remembered. With `--like` nothing is compiled. Instead the
 plan of that recipe, which must have been compiled, is scaled by the number of operations. When that recipe is compiled
 again, the lines that were scaled from it are updated.
-`python -m vit_jax.record` then writes the page.
+`python -m docs.results_page --write=docs/results.md` then writes the page.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import importlib
 import jax
 
 from docs.plans import plan_recipe
+from docs.results_page import PLANS, read_plans
 from vit_jax import UserError, choose, cli
 from vit_jax.config import resolve_config
-from vit_jax.experiments.paper_items import PLANS, read_plans
 from vit_jax.planning import macs_per_image
 from vit_jax.program import model_without_data
 

@@ -78,6 +78,7 @@ OUTPUTS: dict[str, Output | None] = {
     "docs.paper_plans": None,
     "docs.pictures": Output("write"),
     "docs.plans": Output("write"),
+    "docs.results_page": Output("write"),
     "docs.screenshots": Output("out"),
     "docs.studies": Output("write"),
     "tests.faults.table": Output("write"),

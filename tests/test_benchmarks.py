@@ -43,6 +43,7 @@ SMALL = {
     "benchmarks.patterns": ["--only=none"],
     "docs.plans": ["--only=exaflops"],
     "docs.imagenet": [],
+    "docs.results_page": [f"--results={ROOT}/results", "--write=results.md", "--pictures=pictures"],
     "docs.studies": [f"--results={ROOT}/results"],
     "benchmarks.stream": ["--part=0.01"],
     "benchmarks.stream_accuracy": ["--data-dir=tfds", "--seeds=1", "--epochs=1"],

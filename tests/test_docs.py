@@ -35,7 +35,7 @@ from benchmarks import (
     train_step,
 )
 from configs import base
-from docs import architecture, fields, imagenet, pictures, plans, screenshots, studies
+from docs import architecture, fields, imagenet, pictures, plans, results_page, screenshots, studies
 from tests.conftest import ROOT, write_tfds
 from tests.data.test_array_record import SINGLE, write_set
 from tests.data.test_folder import tiny_imagenet
@@ -126,6 +126,7 @@ BENCHMARKS = {
     "benchmarks.patterns": patterns,
     "docs.pictures": pictures,
     "docs.plans": plans,
+    "docs.results_page": results_page,
     "docs.imagenet": imagenet,
     "docs.studies": studies,
     "docs.screenshots": screenshots,
@@ -291,7 +292,7 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     # Git ignores all that the commands and the code have left.
     ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
     left = {path.name for path in place.iterdir()} - {"configs", "cache"}
-    assert left == {"data", "workdirs", "results", "docs"} and {"data", "workdirs"} <= set(ignored)
+    assert left == {"data", "workdirs", "results"} and {"data", "workdirs"} <= set(ignored)
 
 
 def test_the_limits_of_the_page_are_those_of_the_code():

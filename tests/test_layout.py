@@ -68,7 +68,9 @@ OWNERS = {
     "argparse": r"vit_jax\.(convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
+    "benchmarks": "nothing",
     "configs": "nothing",
+    "docs": "nothing",
     "tensorflow": "nothing",
     "torch": "nothing",
 }

@@ -27,20 +27,18 @@ import jax
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
 from vit_jax.columns import align
 from vit_jax.experiments import (
-    LEARNING_RATES,
     Combination,
     Train,
     average_seeds,
     best_combinations,
     full_split_words,
     list_combinations,
-    list_learning_rates,
     read_outcome,
     train_combinations,
     without_seed,
 )
 from vit_jax.json_text import to_json
-from vit_jax.paper import PaperNumber, find_paper_number
+from vit_jax.paper import LEARNING_RATES, PaperNumber, find_paper_number, list_learning_rates
 from vit_jax.storage import check_workdir, filesystem
 
 RESULT_FILE = "finetune.json"

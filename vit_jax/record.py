@@ -1,23 +1,22 @@
-"""Records finished runs, and writes the page of results from all records.
+"""Records finished runs: the configuration, results, time, hardware and commit of each, as a small file.
 
 Examples:
   python -m vit_jax.record workdirs/digits
-  python -m vit_jax.record workdirs/table5_b16
-  python -m vit_jax.record --pictures=docs/results
+  python -m vit_jax.record workdirs/table5_b16 --page=results/runs.md
 
 A folder of several runs, such as that of a sweep or of vit_jax.finetune, adds a record of each, in folders of the same
-names: results/pooling/token/0.0003,seed=1.json. Without a folder, only the page is written. With --pictures, Figures 2,
-3 and 5 of the paper are drawn anew too.
+names: results/pooling/token/0.0003,seed=1.json. With --page, a page in Markdown shows all records beside each other; it
+can be written without a folder of runs.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+import os
 from pathlib import Path
 from typing import Any
 
-from vit_jax import UserError, analysis, cli, experiments, user_errors
-from vit_jax.experiments import RunRecord, format_page, make_record, read_records, write_record
+from vit_jax import UserError, cli, user_errors
+from vit_jax.experiments import format_records, make_record, read_records, write_record
 from vit_jax.monitoring import find_runs, write_page
 
 
@@ -41,26 +40,12 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(folder: Path, records: Sequence[RunRecord]) -> None:
-    """Draws the figures of the paper that show accuracies, with those of the records.
-
-    Raises:
-        UserError: matplotlib is missing, or a file cannot be written.
-    """
-    with user_errors("cannot draw", ModuleNotFoundError), user_errors(f"cannot write to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in experiments.paper_figures.FIGURES.items():
-            path = folder / f"{name}.svg"
-            path.write_bytes(analysis.plot.encode_figure(figure(records), "svg"))
-            print(path)
-
-
 def main(argv: list[str]) -> None:
     """Runs the command line.
 
     Raises:
-        UserError: see `read_evaluations`, `draw`, `monitoring.find_runs` and `experiments.make_record`; two runs have
-            the same name; or evaluations are given for several runs.
+        UserError: see `read_evaluations`, `monitoring.find_runs` and `experiments.make_record`; two runs have the same
+            name; evaluations are given for several runs; or neither a run nor a page is named.
     """
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -68,9 +53,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("workdirs", nargs="*", metavar="workdir", help="folder of a run, or of several")
     parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
-    parser.add_argument("--page", type=Path, default=Path("docs/results.md"), help="the page to write [%(default)s]")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="where figure2.svg and others are drawn")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="a page of all records, written anew")
     args = parser.parse_args(argv[1:])
+    if not args.workdirs and not args.page:
+        raise UserError("name the folder of a run, or --page=FILE for a page of all records.")
     runs = {run: name for workdir in args.workdirs for run, name in find_runs(workdir).items()}
     if len(set(runs.values())) < len(runs):
         raise UserError("two of these runs have the same name; record one of them from a folder with another name.")
@@ -80,10 +66,9 @@ def main(argv: list[str]) -> None:
     records = [make_record(run, name, evaluations) for run, name in runs.items()]
     for record in records:
         print(write_record(record, args.results))
-    recorded = list(read_records(args.results).values())
-    print(write_page(str(args.page), format_page(recorded)))
-    if args.pictures:
-        draw(args.pictures, recorded)
+    if args.page:
+        folder = os.path.relpath(args.results, args.page.parent)
+        print(write_page(str(args.page), format_records(list(read_records(args.results).values()), folder)))
 
 
 if __name__ == "__main__":

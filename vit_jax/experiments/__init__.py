@@ -1,4 +1,4 @@
-"""Reproduces the paper: sweeps over fields and seeds, records of finished runs, and the pages made from the records."""
+"""Sweeps over fields and seeds, records of finished runs, and tables and plots of them."""
 
 import lazy_loader
 

@@ -1,4 +1,3 @@
-from . import paper_figures as paper_figures
 from . import scaling as scaling
 from .combinations import Combination as Combination
 from .combinations import full_split_words as full_split_words
@@ -8,14 +7,9 @@ from .outcomes import Outcome as Outcome
 from .outcomes import Train as Train
 from .outcomes import read_outcome as read_outcome
 from .outcomes import train_combinations as train_combinations
-from .paper_tables import mean_of_five as mean_of_five
-from .paper_tables import numbers_of_run as numbers_of_run
-from .paper_tables import our_mean as our_mean
-from .paper_tables import our_mean_of_five as our_mean_of_five
-from .paper_tables import weights_of as weights_of
-from .protocols import LEARNING_RATES as LEARNING_RATES
-from .protocols import list_learning_rates as list_learning_rates
-from .results_page import format_page as format_page
+from .record_tables import format_records as format_records
+from .record_tables import format_runs as format_runs
+from .record_tables import format_transfer as format_transfer
 from .run_record import RunRecord as RunRecord
 from .run_record import make_record as make_record
 from .run_record import read_records as read_records

@@ -1,14 +1,22 @@
-"""The numbers of the paper's Tables 2, 5, 6 and 9, the weights that they belong to, and the cost of pre-training."""
+"""The numbers of the paper's Tables 2, 4, 5, 6 and 9, the weights that they belong to, and the cost of pre-training."""
 
 import csv
 import dataclasses
 import functools
 import posixpath
+from collections.abc import Mapping
 from pathlib import Path
 
 NUMBERS = Path(__file__).with_name("paper.csv")
 RUNS = Path(__file__).with_name("paper_runs.csv")
 COUNTS = ("epochs", "exaflops", "core_days")
+# Data set -> the learning rates of Table 4, from which the paper chooses.
+LEARNING_RATES: Mapping[str, tuple[float, ...]] = {
+    "imagenet2012": (0.003, 0.01, 0.03),
+    **dict.fromkeys(("cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102"), (0.001, 0.003, 0.01, 0.03)),
+}
+HYBRID_LEARNING_RATES = (*LEARNING_RATES["imagenet2012"], 0.06)  # of hybrids and ResNets on ImageNet
+VTAB_LEARNING_RATES = (0.01,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,3 +135,15 @@ def find_paper_number(table: str, model: str, init_from: str | None, dataset: st
         if (number.table, number.model, number.dataset) == (table, model, dataset) and number.is_of(init_from or ""):
             return number
     return None
+
+
+def list_learning_rates(dataset: str, model: str) -> tuple[float, ...]:
+    """Returns the learning rates among which the paper chooses on a data set, or on a task of VTAB.
+
+    Args:
+        dataset: a key of `LEARNING_RATES`. Any other name is a task of VTAB.
+        model: the name of the model.
+    """
+    if dataset == "imagenet2012" and not model.startswith("ViT"):
+        return HYBRID_LEARNING_RATES
+    return LEARNING_RATES.get(dataset, VTAB_LEARNING_RATES)

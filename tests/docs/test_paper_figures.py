@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from configs import finetune, vtab
+from docs import paper_figures
 from tests.conftest import ROOT
-from vit_jax.experiments import RunRecord, paper_figures
+from vit_jax.experiments import RunRecord
 
 FIVE = ("imagenet2012", "cifar10", "cifar100", "oxford_iiit_pet", "oxford_flowers102")
 
@@ -58,7 +59,7 @@ def test_figure_5_has_the_runs_of_table_6():
 
 @pytest.mark.parametrize("name", paper_figures.FIGURES)
 def test_the_pictures_show_the_numbers(name):
-    """`python -m vit_jax.record --pictures=docs/results` draws them anew."""
+    """`python -m docs.results_page --pictures=docs/results` draws them anew."""
     drawn = (ROOT / "docs" / "results" / f"{name}.svg").read_text()
     for axes in paper_figures.FIGURES[name]([]).axes:
         assert f"<!-- {axes.get_ylabel() or axes.get_title()} -->" in drawn

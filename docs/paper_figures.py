@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from docs.paper_tables import mean_of_five, numbers_of_run, our_mean, our_mean_of_five, weights_of
 from vit_jax.analysis import NotebookFigure, label_places
 from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS
-from vit_jax.experiments.paper_tables import mean_of_five, numbers_of_run, our_mean, our_mean_of_five, weights_of
-from vit_jax.experiments.run_record import RunRecord
+from vit_jax.experiments import RunRecord
 from vit_jax.paper import PaperRun, read_paper_numbers, read_paper_runs
 
 PRETRAINING_IMAGES = {"imagenet2012": 1_281_167, "imagenet21k": 14_197_122, "jft": 303_000_000}

@@ -1,14 +1,23 @@
-"""The paper's Tables 2, 5, 6 and 9, with our numbers beside the paper's."""
+"""The paper's Tables 2, 5, 6 and 9, with our numbers beside the paper's.
 
+Ours are of the recorded runs that were fine-tuned as in the paper: those with the configuration of our recipe for it.
+"""
+
+import functools
+import json
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
+from vit_jax import UserError, data
 from vit_jax.columns import markdown_table
+from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data.sources import VTAB_TASKS
-from vit_jax.experiments.protocols import is_of_paper
-from vit_jax.experiments.run_record import RunRecord
-from vit_jax.paper import PaperNumber, PaperRun, read_paper_numbers, read_paper_runs
+from vit_jax.experiments import RunRecord
+from vit_jax.paper import PaperNumber, PaperRun, list_learning_rates, read_paper_numbers, read_paper_runs
 
 DATASETS = {
     "imagenet2012": "ImageNet",
@@ -27,6 +36,13 @@ PRETRAINING = {
     "noisy_student": "Noisy Student",
 }
 COMPARED_MODELS = ("BiT-L", "EfficientNet-L2")  # models that the paper only compares with; they have no column of ours
+
+# Fields that do not decide what is computed, or that may differ between runs of the same protocol.
+IRRELEVANT_FIELDS = re.compile(
+    r"seed|base_lr|init_from|batch_eval|accum_steps|log_every|eval_every|checkpoint.*|stall_limit|profile_steps|wandb|"
+    r"report|compiler_options|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
+    rf"optim\.max_nonfinite_skips|model\.({'|'.join(EXECUTION)})|evals\.(?!test\.).*|evals\.test\.every"
+)
 
 
 class TableLayout(NamedTuple):
@@ -163,7 +179,7 @@ def format_ours(paper_number: PaperNumber, records: Sequence[RunRecord]) -> str:
 def our_accuracies(paper_number: PaperNumber, records: Sequence[RunRecord]) -> list[float]:
     """Returns the accuracies, in percent, of our runs that reproduce a number of the paper.
 
-    `protocols.is_of_paper` decides which runs these are. For the data set `vtab` the list has one value, the mean over
+    `is_of_paper` decides which runs these are. For the data set `vtab` the list has one value, the mean over
     the 19 tasks; it is empty if a task has no run.
     """
     metric = "real/accuracy" if paper_number.dataset.endswith("_real") else "test/accuracy"
@@ -176,3 +192,51 @@ def our_accuracies(paper_number: PaperNumber, records: Sequence[RunRecord]) -> l
         return [value for values in accuracies.values() for value in values]
     tasks = [task for task in VTAB_TASKS.values() if task.group]
     return [statistics.mean(map(statistics.mean, accuracies.values()))] if len(accuracies) == len(tasks) else []
+
+
+def is_of_paper(record: RunRecord, paper_number: PaperNumber) -> bool:
+    """Returns whether a run reproduces a number of the paper.
+
+    It does if it started from the weights of the paper and every field that decides what is computed is as in our
+    recipe, except the learning rate, which must be one of those in the paper. For ReaL it must also have evaluated all
+    of ImageNet's validation images with ReaL's labels.
+    """
+    model, source = record.config["model"]["name"], record.config["data"]["source"]
+    if model != paper_number.model or not paper_number.is_of(record.config["init_from"] or ""):
+        return False
+    dataset, task = paper_number.dataset.removesuffix("_real"), source.removeprefix("vtab:")
+    polyak = ",polyak=yes" if (paper_number.table, dataset) == ("2", "imagenet2012") else ""
+    if not dataset.startswith("vtab"):
+        recipe = f"configs/finetune.py:model={model},dataset={dataset}{polyak}"
+    elif dataset in ("vtab", source) and source != task and task in VTAB_TASKS and VTAB_TASKS[task].group:
+        recipe = f"configs/vtab.py:task={task},model={model}"
+    else:
+        return False
+    wanted = _deciding_fields(recipe)
+    try:
+        config = resolve_config(parse_config(json.dumps(record.config).encode(), record.name))
+    except UserError:
+        return False
+    known = record.steps == wanted["total_steps"] and config.base_lr in list_learning_rates(dataset, model)
+    real = not paper_number.dataset.endswith("_real") or _is_real(record, config)
+    return known and real and _without_free(config) == wanted
+
+
+def _is_real(record: RunRecord, config: ConfigDict) -> bool:
+    """Returns whether the evaluation `real` used all of ImageNet's validation images, ReaL's labels and the same
+    preprocessing as the evaluation `test`.
+    """
+    evaluation = (data.identify_evals(config) | record.evaluations).get("real", {"split": "", "preprocess": ""})
+    pipe = data.describe_evals(config)["test"]["preprocess"]
+    split = re.fullmatch(r"val(idation)? (?!.*labels=None)(.* )?labels=.*class_map=None.*", evaluation["split"])
+    return bool(split) and evaluation["preprocess"] == pipe
+
+
+@functools.cache
+def _deciding_fields(recipe: str) -> dict[str, Any]:
+    config, _ = parse_command_line(["", f"--config={recipe}"])
+    return _without_free(resolve_config(config))
+
+
+def _without_free(config: ConfigDict) -> dict[str, Any]:
+    return {name: value for name, value in flatten_config(config).items() if not IRRELEVANT_FIELDS.fullmatch(name)}
