@@ -43,6 +43,7 @@ def test_times_are_kept_for_a_kind_of_device_and_this_code(tiny, monkeypatch):
 
 
 def test_only_the_same_attention_is_slower(tiny):
+    tiny.use_measured_times = True
     assert find_slower(tiny) is None
     remember_times(KIND, [time_of(tiny, 1.04)])
     assert find_slower(tiny) is None
@@ -62,13 +63,27 @@ def test_only_the_same_attention_is_slower(tiny):
 
 
 def test_a_class_token_more_takes_as_long(tiny):
-    resized(tiny, 224).model.name = "ViT-mu/16"
+    resized(tiny, 224).model.name, tiny.use_measured_times = "ViT-mu/16", True
     remember_times(KIND, [time_of(tiny, pooling="gap")])
     assert find_slower(tiny)  # 197 tokens fill as many tiles as 196
 
 
+def test_times_are_read_only_if_a_field_says_so(tiny, tmp_path, monkeypatch, caplog):
+    """A run depends on nothing in the cache; one whose first start chose the plain form keeps it without the field."""
+    place = str(tmp_path)
+    remember_times(KIND, [time_of(tiny)])
+    monkeypatch.setattr(times, "read_times", lambda kind: pytest.fail("the times were read"))
+    assert settle_attention(keep_choices(tiny, place), place, SINGLE_HOST) == tiny and not caplog.messages
+    stored = tiny.copy_and_resolve_references()
+    stored.model.attention = "tokens_first"
+    stored.use_measured_times = True
+    save_config(stored, tmp_path / "config.json")
+    assert settle_attention(keep_choices(tiny, place), place, SINGLE_HOST).model.attention == "tokens_first"
+
+
 def test_the_first_start_chooses_and_later_measurements_only_advise(tiny, tmp_path, caplog):
     place = str(tmp_path)
+    tiny.use_measured_times = True
     remember_times(KIND, [time_of(tiny)])
     first = settle_attention(keep_choices(tiny, place), place, SINGLE_HOST)
     assert (tiny.model.attention, first.model.attention) == ("auto", "tokens_first")
@@ -88,6 +103,7 @@ def test_the_first_start_chooses_and_later_measurements_only_advise(tiny, tmp_pa
 
 def test_host_0_decides(tiny, tmp_path, monkeypatch, caplog):
     folders = threading.local()
+    tiny.use_measured_times = True
     monkeypatch.setattr(cache_folder, "root", lambda: folders.path)
 
     def settle(group, measured):
@@ -105,12 +121,13 @@ def test_host_0_decides(tiny, tmp_path, monkeypatch, caplog):
 def test_a_run_stores_what_it_chose(quick, tmp_path):
     fields = {name: quick.model[name] for name in ("width", "depth", "mlp_dim", "num_heads", "pooling")}
     remember_times(KIND, [time_of(quick, **fields)])
+    quick.use_measured_times = True
     quick.total_steps = quick.eval_every = 4
     quick.checkpoint_every = 2
     train.train(quick, tmp_path / "run")
     assert load_config(tmp_path / "run" / "config.json").model.attention == "tokens_first"
     assert jax.local_devices()[0].device_kind == KIND
-    remember_times(KIND, [])
+    quick.use_measured_times = False  # the run keeps its form
     quick.total_steps = 8
     train.train(quick, tmp_path / "run")
     assert load_config(tmp_path / "run" / "config.json").model.attention == "tokens_first"

@@ -90,6 +90,9 @@ _ROWS = (
     Field("compiler_options", "",
           "NAME=VALUE,...: options of jax.jit, added to the devices' own or replacing them; NAME= omits one",
           since="0.2"),
+    Field("use_measured_times", False,
+          "at the first start, replaces model.attention=auto by the plain form where vit_jax.measure found that faster",
+          since="0.2"),
     # The model. Its words and numbers are checked by `models.create`.
     Field("model.name", "ViT-B/16",
           "[{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,So400m,g,G}/<patch>, ViT/<patch>, BiT-R50x1, ...",

@@ -10,7 +10,8 @@ ADVICE: Mapping[str, str] = {
     "it, --config.mesh.slice",
     "kernel values": "--config.model.attention=tokens_first, or --config.model.mlp=jit for that of the MLP; a run "
     "replaces the kernel by itself",
-    "kernel time": "--config.model.attention=tokens_first; a run that starts here with auto chooses it",
+    "kernel time": "--config.model.attention=tokens_first; a run with auto that starts here with "
+    "--config.use_measured_times=True chooses it",
     "step": "--config.profile_steps=5 shows where the time goes; then --config.model.attention=tokens_first, "
     "--config.mesh.fsdp, or --config.compiler_options=NAME= to omit an option",
     "compile": "--config.model.scan=True compiles one block",

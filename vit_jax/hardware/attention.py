@@ -18,7 +18,7 @@ INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small
 def measure_attention(bench: Bench) -> Iterator[Measurement]:
     """Yields, for each model, how far its attention differs from the plain form, and the times of both.
 
-    Host 0 remembers the times for the runs that start on such devices later.
+    Host 0 remembers the times for the runs with `use_measured_times` that start on such devices later.
     """
     times = list[AttentionTime]()
     for name in bench.models:

@@ -1,8 +1,8 @@
 """How fast the forms of attention were on this kind of device, and how a run that starts here uses these times.
 
-`python -m vit_jax.measure` keeps the times in the folder `measured` of the cache. At the first start of a run, the
-plain form of attention is chosen if it was faster, and the run's configuration then states it. At later starts the
-configuration stays, and a warning says what would be faster.
+`python -m vit_jax.measure` keeps the times in the folder `measured` of the cache. A run reads them only with
+`use_measured_times`. At its first start, the plain form of attention is then chosen if it was faster, and the run's
+configuration states it. At later starts the configuration stays, and a warning says what would be faster.
 """
 
 import contextlib
@@ -75,8 +75,8 @@ def read_times(device_kind: str) -> list[AttentionTime]:
 def settle_attention(config: ConfigDict, location: str, coordinator: Coordinator) -> ConfigDict:
     """Returns the configuration of a run, with the plain form of attention if that was faster on the device here.
 
-    Only a run that starts for the first time is changed. A run that has started before keeps its form, and a warning
-    names the flag that would replace it. Host 0 decides for all hosts.
+    Only a run with `use_measured_times` that starts for the first time is changed. A run that has started before keeps
+    its form, and a warning names the flag that would replace it. Host 0 decides for all hosts.
 
     Args:
         config: the configuration of the run, with what it chose at its first start.
@@ -112,10 +112,11 @@ def find_slower(config: ConfigDict) -> str | None:
     """Returns a phrase on how much slower the form that `attention=auto` stands for here is than the plain form.
 
     Returns None if it is not slower (by more than `SLOWER`), if attention of these sizes was not measured, or if the
-    configuration does not say `attention=auto`.
+    configuration does not say `attention=auto` and `use_measured_times`.
     """
     device = jax.local_devices()[0]
-    times = read_times(device.device_kind) if config.model.attention == "auto" else []
+    reads = config.use_measured_times and config.model.attention == "auto"
+    times = read_times(device.device_kind) if reads else []
     if not times:
         return None
     spec = model_without_data(config).spec
