@@ -1,6 +1,7 @@
 """The training step: the same on every mesh, in parts, and when a batch is bad."""
 
 import dataclasses
+from unittest import mock
 
 import chex
 import jax
@@ -40,6 +41,16 @@ def losses(program, steps=10):
         state, metrics = program.train_step(state, batch)
         result.append(float(metrics["train/loss"]))
     return np.array(result), state
+
+
+def test_a_program_creates_its_model_and_makes_its_task_once(tiny):
+    with (
+        mock.patch.object(models, "create", wraps=models.create) as create,
+        mock.patch.object(tasks, "make_task", wraps=tasks.make_task) as make_task,
+    ):
+        program = build(tiny)
+    assert (create.call_count, make_task.call_count) == (1, 1)
+    assert program.model.field("num_classes") == program.task.num_classes == 10
 
 
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(tiny):

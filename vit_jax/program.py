@@ -71,9 +71,10 @@ def make_program(
         UserError: the model cannot be built, does not fit the data or its teacher, or cannot be split over the mesh; or
             the compiler rejects an option.
     """
-    model = make_model(config, mesh, spec, check)
+    model, task = create_model(config, spec, "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16")
+    model = for_mesh(model, config, mesh, check)
     taught = make_teacher(config, teacher, model, mesh, check) if teacher else None
-    step = make_train_step(config, model, spec, taught.model if taught else None)
+    step = make_train_step(config, model, task, taught.model if taught else None)
     batch, eval_batch = (batch_shapes(spec, rows) for rows in (config.batch, data.eval_batch_size(config)))
     eval_batch["mask"] = jax.ShapeDtypeStruct(eval_batch["image"].shape[:1], jnp.float32)
 
@@ -84,7 +85,7 @@ def make_program(
     state = jax.eval_shape(init, jax.random.key(0), {})
     state_shardings = sharding.state_shardings(state, mesh)
     teacher_shardings = [taught.params_shardings] if taught else []
-    inference = make_inference(model, mesh, state.params, step.task, config.compiler_options)
+    inference = make_inference(model, mesh, state.params, task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
         if config.task.kind == "distill" and not teacher_params:
@@ -148,19 +149,19 @@ def make_teacher(
 
 
 def make_train_step(
-    config: ConfigDict, model: models.Model, spec: data.DataSpec, teacher: models.Model | None = None
+    config: ConfigDict, model: models.Model, task: tasks.Task, teacher: models.Model | None = None
 ) -> TrainStep:
     """Returns the update that a config describes.
 
     Raises:
-        UserError: the objective does not fit the data, `config.optim.lr_multipliers` cannot be parsed, or the model
-            does not have the blocks that the configuration counts.
+        UserError: `config.optim.lr_multipliers` cannot be parsed, or the model does not have the blocks that the
+            configuration counts.
     """
     check_blocks(model.name, model.field("depth"), config.optim.frozen_blocks, config.optim.layer_decay)
     rate, multipliers = optim.make_schedule(config), make_lr_multipliers(config)
     return TrainStep(
         model=model,
-        task=tasks.make_task(config, model, spec.num_classes, spec.max_labels),
+        task=task,
         optimizer=optim.make_optimizer(config, rate, multipliers),
         schedule=rate,
         seed=config.seed,
@@ -257,35 +258,27 @@ def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
     return sharding.make_mesh(config)
 
 
-def make_model(config: ConfigDict, mesh: Mesh, spec: data.DataSpec, check: ModelCheck | None = None) -> models.Model:
-    """Returns the model of `config.model` for preprocessed images, square or not.
-
-    Fields that are `auto` are chosen for the mesh's devices; `check` may replace the model after a trial on one.
-
-    Raises:
-        UserError: the model cannot be built, or the images do not have the size `config.resolution`.
-    """
-    model = create_model(config, spec, "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16")
-    return for_mesh(model, config, mesh, check)
-
-
 def for_mesh(model: models.Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> models.Model:
-    """Returns the model with its attention, if `auto`, chosen for the mesh's devices; `check` may replace the model."""
+    """Returns the model with its fields that are `auto` chosen for the mesh's devices.
+
+    `check` may replace the model after a trial on one of them.
+    """
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
 
 
-def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> models.Model:
-    """Returns the model of `config.model` before anything is chosen for devices.
+def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> tuple[models.Model, tasks.Task]:
+    """Returns the model of `config.model` before anything is chosen for devices, with its task's head, and the task.
 
     Args:
         config: the configuration of a run.
-        spec: the shapes of its data.
+        spec: the shapes of its data, whose preprocessed images may be square or not.
         dtype: the dtype of the activations if the configuration says `auto`.
 
     Raises:
-        UserError: see `make_model`.
+        UserError: the model cannot be built, the task does not fit the model or the data, or the images do not have the
+            size `config.resolution`.
     """
     fields = {key: value for key, value in config.model.items() if key != "name"}
     if fields["dtype"] == "auto":
@@ -301,7 +294,7 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
     fields["resolution"] = resolution
     model = models.create(config.model.name, **fields)
     task = tasks.make_task(config, model, spec.num_classes, spec.max_labels)
-    return models.create(config.model.name, **fields, **task.head)
+    return model.with_fields(**task.head), task
 
 
 def model_without_data(config: ConfigDict) -> models.Model:
@@ -311,7 +304,7 @@ def model_without_data(config: ConfigDict) -> models.Model:
         UserError: the model or the preprocessing is wrong.
     """
     config = _with_any_data(config)
-    return create_model(config, data.spec(config))
+    return create_model(config, data.spec(config))[0]
 
 
 def image_size_without_data(config: ConfigDict) -> tuple[int, int]:
