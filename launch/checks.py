@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from launch.job import Job, run_command
 from vit_jax import UserError, nearest
 from vit_jax.__main__ import COMMANDS
-from vit_jax.config import Place, list_places, parse_command_line
+from vit_jax.config import Place, list_places, parse_command_line, place_of
 
 BUCKET = re.compile(r"gs://.")  # not s3://, which can take checkpoints from a single host only
 SHARED_PLACE = re.compile(r"(gs|s3)://.|/")
@@ -91,6 +91,22 @@ OUTPUTS: dict[str, Output | None] = {
     ),
 }
 
+# Module of a command whose inputs are not all fields -> its arguments that name one, positional or a flag.
+ARGUMENT_PLACES = {
+    "vit_jax.convert": {"source": Place.WEIGHTS},
+    "vit_jax.describe": {"source": Place.SOURCE},
+    "vit_jax.evaluate": {
+        "models": Place.WEIGHTS,
+        "--workdir": Place.WEIGHTS,
+        "--source": Place.SOURCE,
+        "--data-dir": Place.FOLDER,
+    },
+    "vit_jax.look": {"checkpoint": Place.WEIGHTS, "images": Place.FILE},
+    "vit_jax.pack": {"source": Place.SOURCE, "--data-dir": Place.FOLDER},
+    "vit_jax.predict": {"checkpoint": Place.WEIGHTS, "images": Place.FILE, "--data-dir": Place.FOLDER},
+    "vit_jax.vtab": {"checkpoint": Place.WEIGHTS, "--data-dir": Place.FOLDER},
+}
+
 
 def check_module(job: Job) -> None:
     """Checks that the module which a command runs is not a misspelt module of this project.
@@ -138,19 +154,49 @@ def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
         raise UserError(f"{reason}, and the disks of the machines are deleted with them; {hint}.")
 
 
-def check_config(job: Job, shared_disk: bool, devices: int) -> None:
-    """Parses the configuration of a command that trains, and checks what can be checked without data.
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a command reads, as far as its words tell.
+
+    Attributes:
+        file: the config file, without its argument; empty: none.
+        configs: the configurations of all its runs. Empty: it trains nothing, or its model is known only where it runs.
+        places: (name, value, kind) of each field or argument that names data, weights, a folder or a file.
+    """
+
+    file: str = ""
+    configs: Sequence[ConfigDict] = ()
+    places: Sequence[tuple[str, str, Place]] = ()
+
+
+def read_inputs(job: Job) -> Inputs:
+    """Parses the words of a command of the project; there are no inputs of others.
+
+    Raises:
+        UserError: the command would end with the same error.
+    """
+    name, words = parse_program(job.command) or ("", [])
+    if {"--help", "-h"} & set(words):
+        return Inputs()
+    if name not in TRAINERS:
+        return Inputs(places=_list_arguments(name, words))
+    configs = _list_configs(name, words)
+    places = dict.fromkeys(place for config in configs for place in list_places(config))
+    file = _flag_value(words, "config").partition(":")[0]
+    return Inputs(file, configs, list(places))
+
+
+def check_config(inputs: Inputs, devices: int) -> None:
+    """Checks the configurations of a command as far as this is possible without data.
 
     Args:
-        job: the run. Nothing is checked for other commands.
-        shared_disk: whether its machines share the disk of this machine.
+        inputs: what the command reads.
         devices: the number of devices of all its machines.
 
     Raises:
-        UserError: the run would end with the same error, or would look for files that only this machine has.
+        UserError: the run would end with the same error.
     """
-    name, words = parse_program(job.command) or ("", [])
-    if name not in TRAINERS or {"--help", "-h"} & set(words):
+    if not inputs.configs:
         return
     # These imports take seconds, and commands that do not train do not need them.
     from vit_jax import sharding
@@ -158,17 +204,24 @@ def check_config(job: Job, shared_disk: bool, devices: int) -> None:
     from vit_jax.data import sources
     from vit_jax.program import model_without_data
 
-    file = _flag_value(words, "config")
-    if not shared_disk and (_is_outside(file) or PurePath(file).is_absolute()):
-        raise UserError(f"--config={file} is not on the new machines; use a path in the folder of the code.")
-    for config in _list_configs(name, words):
+    for config in inputs.configs:
         check_config(config)
         model_without_data(config)
         sharding.axis_sizes(config, devices)
         sources.parse_source(config.data.source)
-        for field, value, place in () if shared_disk else list_places(config):
-            if (instead := _reachable_place(value, place)) != value:
-                raise UserError(f"{field}={value} is not on the new machines; use {instead}.")
+
+
+def check_places(inputs: Inputs) -> None:
+    """Checks that a command finds what it reads on machines that share no disk with this one.
+
+    Raises:
+        UserError: only this machine has it.
+    """
+    if _is_outside(inputs.file) or PurePath(inputs.file).is_absolute():
+        raise UserError(f"--config={inputs.file} is not on the new machines; use a path in the folder of the code.")
+    for name, value, place in inputs.places:
+        if (instead := _reachable_place(value, place)) != value:
+            raise UserError(f"{name}={value} is not on the new machines; use {instead}.")
 
 
 def _list_configs(name: str, words: list[str]) -> list[ConfigDict]:
@@ -189,6 +242,31 @@ def _list_configs(name: str, words: list[str]) -> list[ConfigDict]:
     if name == "vit_jax.finetune":
         return [trial.config for trial in finetune.list_all_trials(argv)]
     return [parse_command_line(argv)[0]]
+
+
+def _list_arguments(name: str, words: list[str]) -> list[tuple[str, str, Place]]:
+    """Returns (name, value, kind) of each place that a command names in arguments or in fields on its command line.
+
+    Args:
+        name: the module of the command.
+        words: its arguments. If they are not those of the command, its parser ends this process with exit code 2.
+    """
+    fields = [word.removeprefix("--config.").partition("=") for word in words if word.startswith("--config.")]
+    places = [(field, value, place) for field, _, value in fields if value and (place := place_of(field))]
+    if name not in ARGUMENT_PLACES:
+        return places
+    # These imports take seconds, and other commands do not need them.
+    from vit_jax import convert, describe, evals, evaluate, look, pack, predict, vtab
+
+    modules = {module.__name__: module for module in (convert, describe, evaluate, look, pack, predict, vtab)}
+    given = vars(modules[name].make_parser().parse_known_args(words)[0])
+    for argument, place in ARGUMENT_PLACES[name].items():
+        kind = Place.SOURCE if argument == "images" and given.get("split") else place
+        values = given[argument.strip("-").replace("-", "_")] or ()
+        places += [(argument, value, kind) for value in ([values] if isinstance(values, str) else values)]
+    for request in given.get("evals", ()):
+        places += evals.list_request_places(request)
+    return places
 
 
 def _reachable_place(value: str, place: Place) -> str:
@@ -218,33 +296,29 @@ def _is_outside(path: str) -> bool:
     return path.startswith("~") or (".." in PurePath(path).parts and not PurePath(path).is_absolute())
 
 
-def check_files_in_git(job: Job) -> None:
-    """Checks that git tracks the files that a command which trains reads from the folder of the code.
+def check_files_in_git(inputs: Inputs) -> None:
+    """Checks that git tracks the files that a command reads from the folder of the code.
 
-    They are its config file, labels, class maps and renamings of classes. It is for launchers that copy only tracked
-    files.
+    They are its config file, labels, class maps, renamings of classes and images. It is for launchers that copy only
+    tracked files.
 
     Raises:
         UserError: git does not track a file.
     """
-    name, words = parse_program(job.command) or ("", [])
-    if name not in TRAINERS or {"--help", "-h"} & set(words):
-        return
     from vit_jax.data import sources
 
-    files = dict.fromkeys([_flag_value(words, "config").partition(":")[0]])
+    files = dict.fromkeys([inputs.file] if inputs.file else [])
 
     def note_file(path: str) -> str:
         if not PurePath(path).is_absolute() and os.path.isfile(path):
             files[path] = None
         return path
 
-    for config in _list_configs(name, words):
-        for _, value, place in list_places(config):
-            if place is Place.FILE:
-                note_file(value)
-            elif place is Place.SOURCE:
-                sources.change_paths(value, str, note_file)
+    for _, value, place in inputs.places:
+        if place is Place.FILE:
+            note_file(value)
+        elif place is Place.SOURCE:
+            sources.change_paths(value, str, note_file)
     for file in files:
         listed = run_command(
             ["git", "ls-files", "--error-unmatch", file], stdout=subprocess.PIPE, stderr=subprocess.PIPE

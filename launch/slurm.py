@@ -11,7 +11,7 @@ its job waits for the first one to end.
 
 import re
 
-from launch.checks import check_config, check_module, check_output
+from launch.checks import check_config, check_module, check_output, read_inputs
 from launch.job import (
     INFRASTRUCTURE,
     PREEMPTED,
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> None:
     check_output(job, shared_disk=True, allowed=args.allow_local_output)
     if min(args.nodes, args.gpus, args.cpus) < 1 or args.nodes % job.slices:
         raise UserError("--nodes, --gpus and --cpus must be at least 1, and --nodes a multiple of --slices.")
-    check_config(job, shared_disk=True, devices=args.nodes * args.gpus)
+    check_config(read_inputs(job), devices=args.nodes * args.gpus)
     for option in (f"time={args.time}", *args.option):
         if not re.fullmatch(r"[a-z][a-z-]*(=\S+)?", option):
             raise UserError(

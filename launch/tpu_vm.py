@@ -22,7 +22,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from launch.checks import check_config, check_files_in_git, check_module, check_output
+from launch.checks import check_config, check_files_in_git, check_module, check_output, check_places, read_inputs
 from launch.clouds import check_zone
 from launch.job import (
     PREEMPTED,
@@ -190,8 +190,10 @@ def launch(args: argparse.Namespace, command: list[str], sleep: Callable[[float]
     job, tpu = make_job(args, command), parse_topology(args.topology)
     check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
-    check_config(job, shared_disk=False, devices=tpu.chips * job.slices)
-    check_files_in_git(job)
+    inputs = read_inputs(job)
+    check_config(inputs, devices=tpu.chips * job.slices)
+    check_places(inputs)
+    check_files_in_git(inputs)
     steps = make_steps(job, tpu, args.zone, args.project, args.spot, args.runtime)
     if args.dry_run:
         return print_steps({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})

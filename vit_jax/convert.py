@@ -12,8 +12,8 @@ from pathlib import Path
 from vit_jax import UserError, cli, interop
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.convert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +32,12 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--num-heads", type=int, help="where the source does not state it: a timm file alone")
     parser.add_argument("--loss", help="that its head was trained with, where the source does not state it: sigmoid")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    args = make_parser().parse_args(argv[1:])
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
     layout = interop.choose_target(args.target, args.layout).layout

@@ -126,8 +126,8 @@ def set_workers(config: ConfigDict, asked: int | None) -> None:
         config.data.workers = chosen if asked is None else asked
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,7 +152,12 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--save", choices=OUTPUTS, help="also write features, logits, confusion or mistakes")
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    args = make_parser().parse_args(argv[1:])
     models = list(dict.fromkeys([*args.models, *([args.workdir] if args.workdir is not None else [])]))
     if not all(models) or len(models) < 1 or (args.workdir and len(models) > 1):
         raise UserError("give a run or other weights to evaluate: python -m vit_jax.evaluate WORKDIR.")

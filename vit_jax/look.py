@@ -108,12 +108,8 @@ def read_images(images: Sequence[str | Path | np.ndarray], preprocess: str) -> I
             print(f"\r{number} of {len(images)} images", end="\n" if number == len(images) else "", file=sys.stderr)
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line.
-
-    Raises:
-        UserError: see `look`.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.look", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,7 +122,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--batch", type=int, help="images at a time over all devices [chosen to fit this machine]")
     parser.add_argument("--saliency", action="store_true", help="also on which pixels the first class depends")
     cli.add_resolution(parser, "that of the stated preprocessing")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `look`.
+    """
+    args = make_parser().parse_args(argv[1:])
     images = [path for path_or_folder in args.images for path in list_images(path_or_folder)]
     cli.use_compilation_cache()
     chosen = {name: getattr(args, name) for name in ("top", "batch", "saliency", "resolution")}

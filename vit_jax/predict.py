@@ -110,8 +110,8 @@ def iterate_predictions(
             yield {"image": str(path), "classes": classes}
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -133,7 +133,12 @@ def main(argv: list[str]) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object a line")
     output.add_argument("--csv", action="store_true", help="print CSV: one line for each image and class, best first")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    args = make_parser().parse_args(argv[1:])
     images: list[str | data.SourceImage] = []
     for place in args.images:
         images += data.list_source_images(place, args.split, args.data_dir) if args.split else list_images(place)

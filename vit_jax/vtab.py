@@ -164,12 +164,8 @@ def main(argv: list[str]) -> None:
         print(to_json(summary | {"missing": missing}) if args.json else format_tasks(summary))
 
 
-def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
-    """Returns the arguments of the command, and the words that set fields of the recipe.
-
-    Raises:
-        UserError: a flag is unknown or does not go with another.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line. Words that it does not know set fields of the recipe."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.vtab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,6 +178,16 @@ def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
     parser.add_argument("--rates", default="0.01", help="learning rates to choose from [%(default)s, the paper's]")
     parser.add_argument("--frozen", choices=FROZEN, help="evaluate frozen features instead of fine-tuning")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def parse_arguments(argv: list[str]) -> tuple[Any, list[str]]:
+    """Returns the arguments of the command, and the words that set fields of the recipe.
+
+    Raises:
+        UserError: a flag is unknown or does not go with another.
+    """
+    parser = make_parser()
     args, words = parser.parse_known_args(argv[1:])
     if unknown := [word for word in words if not word.startswith("--config.")]:
         raise UserError(f"unexpected {unknown[0]!r}; fields of the recipe are written --config.KEY=VALUE.")

@@ -59,7 +59,7 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
     "command",
     [
         "python -m vit_jax.pack digits gs://b/packed",
-        "python -m vit_jax.convert --layout=google ViT-B_16 /d/x.npz",
+        "python -m vit_jax.convert --layout=google ViT-B/16-imagenet21k /d/x.npz",
         "python -m docs.plans --write docs/plans.md",
         "bash -c 'python -m vit_jax.main --workdir=gs://b/r'",
         "sh -c 'cd /; true' python -m vit_jax.main --workdir=gs://b/r",
@@ -166,6 +166,43 @@ def test_what_would_fail_on_the_machines_fails_before_they_cost(module, words, s
         for dry in ([], ["--dry-run"]) if fails else (["--dry-run"],):
             with pytest.raises(UserError, match=re.escape(fails)) if fails else contextlib.nullcontext():
                 MAINS[way[0]]([*way, *dry, "--", *command])
+
+
+LOCAL_ARGUMENTS = [
+    ("vtab workdirs/photos", "checkpoint=workdirs/photos is not on the new machines; use gs://BUCKET/FOLDER."),
+    ("vtab ViT-L/16-imagenet21k --data-dir=tfds", "--data-dir=tfds is not on the new machines"),
+    ("vtab --data-dir tfds gs://b/run", "--data-dir=tfds is not on the new machines"),
+    ("vtab gs://b/run --config.task.teacher=workdirs/t", "task.teacher=workdirs/t is not on the new machines"),
+    ("evaluate gs://b/run workdirs/photos", "models=workdirs/photos is not on the new machines"),
+    ("evaluate --workdir=workdirs/photos", "--workdir=workdirs/photos is not on the new machines"),
+    ("evaluate gs://b/run --source=folder:pets", "--source=folder:pets is not on the new machines"),
+    ("evaluate gs://b/run --evals=knn:source=digits,folder:pets", "--evals=knn:source=folder:pets is not on the new"),
+    ("predict workdirs/photos cat.png", "checkpoint=workdirs/photos is not on the new machines"),
+    ("predict gs://b/run ~/cat.png", "images=~/cat.png is not on the new machines; use gs://BUCKET/FILE."),
+    ("predict gs://b/run folder:pets --split=test", "images=folder:pets is not on the new machines"),
+    ("vtab hf-hub:timm/vit_small_patch16_224.augreg_in21k --data-dir=gs://b/tfds", None),
+    ("evaluate gs://b/run --evals=knn:source=tfds:cifar10 --evals=test:labels=real.json", None),
+    ("predict /mnt/run cat.png --top 3", None),
+    ("predict gs://b/run digits --split=test", None),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), LOCAL_ARGUMENTS)
+def test_arguments_that_name_places_of_this_machine_are_refused(words, sentence):
+    command = ["python", "-m", *f"vit_jax.{words}".split()]
+    launched = ["gke", "r", "--image=i", "--topology=v5e:4x4", "--dry-run", "--allow-local-output", "--", *command]
+    with pytest.raises(UserError, match=re.escape(sentence)) if sentence else contextlib.nullcontext():
+        MAINS["gke"](launched)
+
+
+def test_the_configurations_of_a_command_are_made_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        checks, "_list_configs", lambda *words, make=checks._list_configs: calls.append(words) or make(*words)
+    )
+    words = f"python -m vit_jax.sweep {REMOTE} --sweep.seed=1,2 --workdir=gs://b/r"
+    tpu_vm.main(["tpu_vm", "run", "r", "--zone=us-west4-a", "--topology=v5e:4x4", "--dry-run", "--", *words.split()])
+    assert len(calls) == 1
 
 
 def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch, capsys):

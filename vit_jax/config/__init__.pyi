@@ -28,6 +28,7 @@ from .names import declared_name as declared_name
 from .names import flatten_config as flatten_config
 from .names import list_places as list_places
 from .names import model_fields as model_fields
+from .names import place_of as place_of
 from .names import resume_rule as resume_rule
 from .optimizers import OPTIMIZERS as OPTIMIZERS
 from .optimizers import set_optimizer_fields as set_optimizer_fields

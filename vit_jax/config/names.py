@@ -54,9 +54,14 @@ def declared_name(name: str) -> str:
 def list_places(config: ConfigDict) -> Iterator[tuple[str, str, Place]]:
     """Yields dotted name, value and kind of place of each set field that names data, weights, a folder or a file."""
     for name, value in flatten_config(config).items():
-        field = FIELDS.get(declared_name(name))
-        if field and field.place and value:
-            yield name, value, field.place
+        if value and (place := place_of(name)):
+            yield name, value, place
+
+
+def place_of(name: str) -> Place | None:
+    """Returns what a field names in files; None: nothing, or there is no such field."""
+    field = FIELDS.get(declared_name(name))
+    return field.place if field else None
 
 
 def resume_rule(name: str) -> OnResume:

@@ -17,3 +17,4 @@ from .outputs_on_disk import OutputFiles as OutputFiles
 from .prediction_files import save_outputs as save_outputs
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
+from .requests import list_request_places as list_request_places

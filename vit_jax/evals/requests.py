@@ -9,12 +9,14 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose, data
 from vit_jax.config import (
     EVAL_KINDS,
+    Place,
     check_evaluations,
     eval_fields,
     evaluation,
     first_evaluation,
     parse_command_line,
     parse_value,
+    place_of,
     source_label,
 )
 
@@ -145,6 +147,19 @@ def parse_fields(text: str, start: ConfigDict) -> dict[str, list[str]]:
         has_many = isinstance(start[field], tuple) or field == "preprocess"
         given[field] = [value] if has_many else re.split(COMMA, value)
     return given
+
+
+def list_request_places(request: str) -> Iterator[tuple[str, str, Place]]:
+    """Yields field, value and kind of place of each field of a request that names data or a file.
+
+    The request is as in `request_evaluations`; nothing is yielded if it has another form.
+    """
+    match = REQUEST.fullmatch(request)
+    for part in re.split(rf"{COMMA}(?=\w+=)", (match and match["fields"]) or ""):
+        field, _, values = part.partition("=")
+        if place := place_of(f"evals.*.{field}"):
+            for value in re.split(COMMA, values):
+                yield f"--evals={request.partition(':')[0]}:{field}", value, place
 
 
 def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:
