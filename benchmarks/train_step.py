@@ -43,8 +43,8 @@ from vit_jax.config import parse_value, resolve_config
 from vit_jax.hardware.products import make_product_call
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import MALLOPT_SETTINGS
-from vit_jax.models import ModelSpec, attention
-from vit_jax.planning import macs_per_image, peak_bytes
+from vit_jax.models import ModelSpec, attention, macs_per_image
+from vit_jax.planning import peak_bytes
 from vit_jax.program import make_program
 
 RATE, DECAY = 1e-3, 1e-4

@@ -16,6 +16,7 @@ import jax
 
 from docs.pages import print_sections
 from vit_jax import analysis, cli, models
+from vit_jax.models import macs_per_image
 from vit_jax.paper import read_paper_runs
 from vit_jax.plan import plan_models
 from vit_jax.planning import STRATEGIES, PlanRequest, compile_in_subprocess, config_flags, flops, make_plan, plan_table
@@ -41,7 +42,7 @@ def exaflops() -> list[str]:
     for run in TABLE_6:
         name, epochs, paper = run.model, run.epochs or 0, run.exaflops or 0
         model = table_6_model(name)
-        ours, macs = flops.training_exaflops(model, JFT_IMAGES * epochs), flops.macs_per_image(model)
+        ours, macs = flops.training_exaflops(model, JFT_IMAGES * epochs), macs_per_image(model)
         lines.append(f"| {name} | {epochs} | {macs / 1e9:.2f} | {ours:,.1f} | {paper:,} | {ours / paper - 1:+.1%} |")
     return lines
 

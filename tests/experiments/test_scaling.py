@@ -1,14 +1,19 @@
 """The plot of a sweep: compute as in Table 6, seeds averaged, lines of studies, early stopping; what is left out."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.experiments.test_results import write_run
+from tests.planning.builders import WORKLOAD
 from vit_jax import UserError, sweep
 from vit_jax.analysis import plot
 from vit_jax.experiments import make_record, scaling, write_record
+from vit_jax.models import macs_per_image
+from vit_jax.planning.estimate import model_flops_per_image
+from vit_jax.program import model_without_data
 
 JFT = {"data.num_examples": 303_000_000, "data.num_classes": 18_291, "model.pre_logits": True, "batch": 4096}
 
@@ -37,6 +42,22 @@ def test_compute_is_that_of_table_6(tmp_path):
     (point,), notes = points(*tuned)
     assert (point.runs, notes) == (2, [])  # seeds of the run that the weights came from
     assert scaling.family("R50+ViT-B/32") == "Hybrid" and scaling.family("BiT-R50x1") == "ResNet (BiT)"
+
+
+def test_the_compute_of_a_run_includes_its_teacher(tmp_path):
+    plain = points(run(tmp_path / "plain"))[0][0].x_value
+    taught = run(tmp_path / "taught", more={"task.kind": "distill", "task.teacher": "t"}, task={})
+    with pytest.raises(UserError, match="did not store the size of its teacher; choose a field"):
+        points(taught)
+    history = json.loads((taught / "history.json").read_text())
+    (taught / "history.json").write_text(json.dumps([one | {"teacher_macs": 10**9} for one in history]))
+    config = scaling.read_run(str(taught), "").config
+    images = config.total_steps * config.batch
+    assert points(taught)[0][0].x_value == pytest.approx(plain + 2 * 10**9 * images / 1e18)
+    workload = dataclasses.replace(
+        WORKLOAD, macs_per_image=macs_per_image(model_without_data(config)), teacher_macs=10**9
+    )
+    assert points(taught)[0][0].x_value == pytest.approx(model_flops_per_image(workload) * images / 1e18)
 
 
 def test_lines_seeds_and_early_stopping(tmp_path, capsys):

@@ -15,8 +15,7 @@ from tests.models.test_bit import unit as pre_activation_unit
 from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop
-from vit_jax.models import bit_spec, create, model_name, parameter_shapes, stand_alone
-from vit_jax.planning import flops
+from vit_jax.models import bit_spec, create, macs_per_image, model_name, parameter_shapes, stand_alone
 
 EPSILON = 1e-6
 
@@ -60,7 +59,7 @@ def definition(query, key, value, down, across):
 def test_sizes(name, root, monkeypatch):
     monkeypatch.setattr(stand_alone, "attend", definition)
     model, (parameters, macs, (millions, _)) = create(name, root=root), SIZES[name, root]
-    assert (count(model), flops.macs_per_image(model)) == (parameters, macs)
+    assert (count(model), macs_per_image(model)) == (parameters, macs)
     assert abs(parameters / 1e6 - millions) < 0.1
     assert model.fields == ({} if root == "convolution" else {"root": root})
     assert model_name(model.values) == name

@@ -10,8 +10,7 @@ from tests.models.test_later_vits import norm as layer_norm
 from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
-from vit_jax.models import bit_spec, create, model_name, parameter_shapes
-from vit_jax.planning import flops
+from vit_jax.models import bit_spec, create, macs_per_image, model_name, parameter_shapes
 
 # Parameters with 1000 classes, and multiply-accumulates, at 224 pixels.
 SIZES = {
@@ -38,7 +37,7 @@ def tiny_resnet(**fields):
 )
 def test_sizes(name):
     model = create(name)
-    assert (count(model), flops.macs_per_image(model)) == SIZES[name]
+    assert (count(model), macs_per_image(model)) == SIZES[name]
     assert model.fields == {} and model_name(model.values) == name
 
 
@@ -58,8 +57,8 @@ def test_an_axial_vit_has_each_block_of_a_vit_twice():
     assert count(blocks["Axial-"]) - count(blocks[""]) == 12 * of_a_block
     patches, dense = 16 * 16 * 3 * 768 * 196, 12 * 768 * (4 * 768 + 2 * 3072) * 196
     scores = 12 * 2 * 196 * 768  # of all heads and the sum of values, for each key
-    assert flops.macs_per_image(blocks[""]) == patches + dense + 196 * scores
-    assert flops.macs_per_image(blocks["Axial-"]) == patches + 2 * (dense + 14 * scores)
+    assert macs_per_image(blocks[""]) == patches + dense + 196 * scores
+    assert macs_per_image(blocks["Axial-"]) == patches + 2 * (dense + 14 * scores)
 
 
 def attention(x, p):

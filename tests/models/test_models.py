@@ -19,13 +19,12 @@ from jax.interpreters import partial_eval
 
 from tests.conftest import ROOT
 from vit_jax import UserError, kernels, models
-from vit_jax.models import ModelSpec, create, resample_positions
+from vit_jax.models import ModelSpec, create, macs_per_image, resample_positions
 from vit_jax.models.attention import heads_first, tokens_first
 from vit_jax.models.layers import layer_norm, narrowing_product
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec_fields import flatten_spec
-from vit_jax.planning import flops
 
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
 
@@ -112,7 +111,7 @@ def test_the_representation_has_a_width_of_its_own():
     model = create("ViT-B/16", num_classes=1000, pre_logits=True, representation_size=512)
     assert count(model) == COUNTS["ViT-B/16"][0] + (768 + 1) * 512 + (512 + 1) * 1000
     same = create("ViT-B/16", num_classes=0)
-    assert flops.macs_per_image(model) == flops.macs_per_image(same) + 768 * 512 + 512 * 1000
+    assert macs_per_image(model) == macs_per_image(same) + 768 * 512 + 512 * 1000
     assert create(model.name, **json.loads(json.dumps(model.fields))) == model
     assert create("ViT-B/16", pre_logits=True, representation_size=768) == create("ViT-B/16", pre_logits=True)
     small = tiny(pre_logits=True, representation_size=24)

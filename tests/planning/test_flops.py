@@ -29,7 +29,7 @@ def test_a_convolution_counts_products_that_lie_on_the_image(stride, padding, sp
             feature_group_count=3,
         )
 
-    assert flops.count_macs(convolve, image, kernel) == convolve(image, kernel).sum()
+    assert models.count_macs(convolve, image, kernel) == convolve(image, kernel).sum()
 
 
 def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
@@ -40,17 +40,17 @@ def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
         return jax.jit(lambda x: jax.lax.scan(step, x, w)[0])(x) + jnp.einsum("bij,bjk->ik", w, w).sum()
 
     x, w = jnp.zeros((5, 4)), jnp.zeros((3, 4, 4))
-    assert flops.count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
+    assert models.count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
     gradient = jax.value_and_grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
-    assert flops.count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
+    assert models.count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
 
     def either(flag, x, w):
         return jax.lax.cond(flag, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
 
-    assert flops.count_macs(either, True, x, w) == 2 * 5 * 4 * 4
+    assert models.count_macs(either, True, x, w) == 2 * 5 * 4 * 4
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     per_device = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
-    assert flops.count_macs(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
+    assert models.count_macs(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
 
 
 # Table 6, except where the paper contradicts itself: paper.md, E.5.
@@ -86,11 +86,12 @@ def test_a_kernel_counts_as_its_plain_form(tokens_of):
     )
     images = jnp.zeros((2, 32, 32, 3))
     params = parameter_shapes(plain)
-    macs = [flops.count_macs(lambda params, m=m: m.apply(params, images)[0], params) for m in (plain, fused)]
-    assert flops.macs_per_image(plain) == flops.macs_per_image(fused) == macs[0] / 2
+    macs = [models.count_macs(lambda params, m=m: m.apply(params, images)[0], params) for m in (plain, fused)]
+    assert models.macs_per_image(plain) == models.macs_per_image(fused) == macs[0] / 2
     assert (macs[0] == macs[1]) is (tokens_of == "gap")  # 16 tokens are not padded, 17 are
     gradients = [
-        flops.count_macs(jax.grad(lambda params, m=m: m.apply(params, images)[0].sum()), params) for m in (plain, fused)
+        models.count_macs(jax.grad(lambda params, m=m: m.apply(params, images)[0].sum()), params)
+        for m in (plain, fused)
     ]
     spec = plain.spec
     scores = 2 * spec.depth * 16 * 16 * spec.width  # computed again in the backward pass

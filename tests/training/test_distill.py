@@ -12,7 +12,7 @@ import pytest
 
 from configs import smoke
 from tests.test_program import batches
-from vit_jax import UserError, data, models, sharding, tasks, train
+from vit_jax import UserError, data, interop, models, sharding, tasks, train
 from vit_jax.config import check_config, resolve_config
 from vit_jax.program import make_program
 
@@ -159,6 +159,8 @@ def test_a_run_names_its_teacher_and_goes_on_with_no_other(quick, teacher, tmp_p
     [line] = re.findall("^Teacher: .*", log, re.MULTILINE)
     last = [json.loads(row) for row in (teacher / "metrics.jsonl").read_text().splitlines()][-1]
     assert str(teacher) in line and f"test/accuracy {last['test/accuracy']:.2%}" in line
+    [process] = json.loads((tmp_path / "run/history.json").read_text())
+    assert process["teacher_macs"] == models.macs_per_image(interop.load(teacher)[0])
     shutil.copytree(teacher, tmp_path / "moved")  # the same weights elsewhere
     quick.total_steps, quick.task.teacher = 6, str(tmp_path / "moved/model.npz")
     other = tmp_path / "other.npz"

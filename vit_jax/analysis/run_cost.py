@@ -10,6 +10,7 @@ from typing import Any
 from vit_jax import UserError
 from vit_jax.analysis import html
 from vit_jax.config import flatten_config
+from vit_jax.models import training_flops
 from vit_jax.monitoring import RunFolder, goodput, total_seconds
 
 # Key of a plan -> the field of the configuration that has the same value if the plan is of the run.
@@ -95,7 +96,7 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
 def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
     """Returns rows of what a run took and of what was planned; a text is empty if the value is unknown."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
-    devices, flops = plan.get("devices", 0), training_flops(plan)
+    devices, flops = plan.get("devices", 0), planned_flops(plan)
     planned_rate = (plan.get("images_per_second_per_chip") or 0) * devices
     utilization = plan.get("mfu") or 0
     peak = max((process.get("peak_bytes") or 0 for process in run.processes), default=0)
@@ -118,9 +119,9 @@ def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
     ]
 
 
-def training_flops(plan: dict[str, Any]) -> float:
+def planned_flops(plan: dict[str, Any]) -> int:
     """Returns the FLOPs of training on an image by a plan, those of its teacher included; 0: not known."""
-    return 6 * plan.get("passes", 1) * plan.get("macs_per_image", 0) + 2 * plan.get("teacher_macs", 0)
+    return training_flops(plan.get("macs_per_image", 0), plan.get("passes", 1), plan.get("teacher_macs", 0))
 
 
 def median(run: RunFolder, metric: str) -> float | None:

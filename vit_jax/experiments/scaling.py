@@ -200,8 +200,8 @@ def find_x_value(run: RunFolder, against: str) -> float:
         against: a config field, or `COMPUTE`.
 
     Raises:
-        UserError: the field is unknown or is not a number, or the weights that the run started from are not those of a
-            run.
+        UserError: the field is unknown or is not a number, the weights that the run started from are not those of a
+            run, or see `own_exaflops`.
     """
     if against != COMPUTE:
         fields = flatten_config(run.config)
@@ -209,7 +209,7 @@ def find_x_value(run: RunFolder, against: str) -> float:
         if not isinstance(value, int | float):
             raise UserError(f"{run.location} has {against}={value}, which is not a number.")
         return float(value)
-    own = 0.0 if run.config.init_from else run_exaflops(run.config)
+    own = 0.0 if run.config.init_from else own_exaflops(run)
     start = run.config.init_from
     while start:
         if not filesystem.exists(filesystem.join_path(start, "config.json")):
@@ -217,9 +217,24 @@ def find_x_value(run: RunFolder, against: str) -> float:
                 f"the compute of {run.location} is unknown, since {start}, from which it started, is not the folder of "
                 "a run; choose a field of the configuration with --against=FIELD."
             )
-        before = read_run(start, "").config
-        own, start = own + run_exaflops(before), before.init_from
+        before = read_run(start, "")
+        own, start = own + own_exaflops(before), before.config.init_from
     return own
+
+
+def own_exaflops(run: RunFolder) -> float:
+    """Returns the exaFLOPs of a run, those of its teacher included.
+
+    Raises:
+        UserError: it has a teacher of which its processes state no size.
+    """
+    teacher_macs = [process["teacher_macs"] for process in run.processes if process.get("teacher_macs")]
+    if run.config.task.teacher and not teacher_macs:
+        raise UserError(
+            f"the compute of {run.location} is unknown, since an earlier version of vit_jax trained it, which did not "
+            "store the size of its teacher; choose a field of the configuration with --against=FIELD."
+        )
+    return run_exaflops(run.config, *teacher_macs[-1:])
 
 
 def family(name: str) -> str:

@@ -18,6 +18,10 @@ from .depth import count_blocks as count_blocks
 from .depth import is_before_blocks as is_before_blocks
 from .depth import is_head as is_head
 from .depth import is_stacked as is_stacked
+from .macs import count_macs as count_macs
+from .macs import jaxpr_macs as jaxpr_macs
+from .macs import macs_per_image as macs_per_image
+from .macs import training_flops as training_flops
 from .mlp_check import measure_mlp_differences as measure_mlp_differences
 from .mlp_check import mlp_sizes as mlp_sizes
 from .model import LOSSES as LOSSES

@@ -50,7 +50,8 @@ def read_history(text: bytes, path: str) -> list[dict[str, Any]]:
 
     Each is a dict. `first` and `last` are the numbers of steps done before and after the process. `seconds` is its
     duration up to its last save. `hardware` describes the devices in words. `vit_jax`, `commit`, `jax` and `python` are
-    versions. `peak_bytes` is the most memory in use on a device of the first host, where devices tell.
+    versions. `peak_bytes` is the most memory in use on a device of the first host, where devices tell. `teacher_macs`
+    are the multiply-accumulates of the forward pass of a teacher on an image, where there is one.
 
     Raises:
         UserError: the text is not that of such a file.
@@ -77,13 +78,14 @@ def peak_bytes(devices: Sequence[jax.Device]) -> int:
 class History:
     """Writes how far this process has come, after what earlier processes of the run have written."""
 
-    def __init__(self, workdir: Path, start: int, devices: Sequence[jax.Device]):
+    def __init__(self, workdir: Path, start: int, devices: Sequence[jax.Device], teacher_macs: int = 0):
         """Starts the clock. A damaged file is begun anew: it is no reason not to train.
 
         Args:
             workdir: the folder of the run, or the local side of it.
             start: steps done before this process. If it is 0, a file there is of another run and is replaced.
             devices: the devices of the mesh.
+            teacher_macs: the multiply-accumulates of the forward pass of a teacher on an image; 0: there is none.
         """
         self._path, self._began = workdir / HISTORY, time.monotonic()
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
@@ -100,7 +102,7 @@ class History:
             "commit": package_commit(),
             "jax": jax.__version__,
             "python": platform.python_version(),
-        }
+        } | ({"teacher_macs": teacher_macs} if teacher_macs else {})
 
     def write(self, step: int) -> None:
         """Writes that `step` steps are done.

@@ -6,7 +6,6 @@ from .collectives import Collective as Collective
 from .collectives import find_links as find_links
 from .compiled import peak_bytes as peak_bytes
 from .compiler import device_bytes as device_bytes
-from .flops import macs_per_image as macs_per_image
 from .flops import run_exaflops as run_exaflops
 from .goodput import ASSUMED_FAULTS as ASSUMED_FAULTS
 from .goodput import Faults as Faults

@@ -14,7 +14,8 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.kernels import Options
-from vit_jax.planning import compiled, flops, schedules, serialization
+from vit_jax.models import jaxpr_macs
+from vit_jax.planning import compiled, schedules, serialization
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
@@ -56,7 +57,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Compi
     """
     traced = function.jitted.trace(*function.arguments)
     lowered = traced.lower()
-    macs = flops.jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
+    macs = jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
     path = _cache_path(mesh, target, measure, function.options, lowered.as_text())
     with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
         return serialization.remembered_step(path.read_text(), flops=2 * macs)

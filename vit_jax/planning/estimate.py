@@ -3,6 +3,7 @@
 import math
 
 from vit_jax import data
+from vit_jax.models import training_flops
 from vit_jax.paper import read_paper_runs
 from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
@@ -83,12 +84,11 @@ def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Fault
 def model_flops_per_image(workload: Workload) -> int:
     """Returns the FLOPs that a model needs for an image, those of its teacher included.
 
-    They are those of the forward pass for a prediction, and of the forward and backward pass for training, both twice
-    with SAM. Activations that are computed again in the backward pass (`remat`) count once.
+    They are those of the forward pass for a prediction, and see `models.training_flops` for training.
     """
     if workload.inference:
         return 2 * workload.macs_per_image
-    return 6 * workload.passes * workload.macs_per_image + 2 * workload.teacher_macs
+    return training_flops(workload.macs_per_image, workload.passes, workload.teacher_macs)
 
 
 def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEstimate:

@@ -36,6 +36,11 @@ class Teacher:
         """A digest of the weights, and `resample`. Equal for copies of the weights in other places."""
         return {"weights": interop.digest_weights(self.source), "resample": self.resample}
 
+    @functools.cached_property
+    def macs_per_image(self) -> int:
+        """The multiply-accumulates of the forward pass on an image."""
+        return models.macs_per_image(self.model)
+
     def place(self, inference: Inference) -> ArrayTree:
         """Returns the parameters as global arrays on the devices, sharded as `inference` needs them."""
         return jax.tree.map(

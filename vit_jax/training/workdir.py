@@ -170,7 +170,9 @@ class Workdir:
         lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.location}", origin]
         log.write_text("\n".join(lines))
         if jax.process_index() == 0:
-            self._history = History(self.path, self.start, self._program.mesh.devices.flatten().tolist())
+            devices = self._program.mesh.devices.flatten().tolist()
+            teacher_macs = self._teacher.macs_per_image if self._teacher else 0
+            self._history = History(self.path, self.start, devices, teacher_macs)
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
