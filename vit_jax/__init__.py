@@ -25,6 +25,7 @@ from vit_jax.errors import printable as printable
 from vit_jax.errors import reason as reason
 from vit_jax.errors import refuse as refuse
 from vit_jax.errors import user_errors as user_errors
+from vit_jax.errors import without_queries as without_queries
 from vit_jax.streams import ignore_closed_stderr as ignore_closed_stderr
 from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.streams import tell as tell

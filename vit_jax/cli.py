@@ -12,7 +12,17 @@ from typing import Any
 import jax
 from jax.extend.backend import register_backend_factory
 
-from vit_jax import LostHosts, NonFiniteLoss, Preempted, UserError, exit_code, ignore_closed_stdout, reason, tell
+from vit_jax import (
+    LostHosts,
+    NonFiniteLoss,
+    Preempted,
+    UserError,
+    exit_code,
+    ignore_closed_stdout,
+    reason,
+    tell,
+    without_queries,
+)
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory, reset_settings
 from vit_jax.monitoring import process_age
@@ -80,12 +90,20 @@ def exit_with_message(sentence: str, code: int) -> None:
     os._exit(code)
 
 
+class PlainFormatter(logging.Formatter):
+    """Formats messages `without_queries` of addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a message."""
+        return without_queries(super().format(record))
+
+
 def quiet_libraries() -> None:
     """Keeps libraries' informational messages off the terminal; their warnings stay."""
     logging.basicConfig()
     for handler in logging.getLogger().handlers:  # a library that was imported before may have chosen another form
         if type(handler) is logging.StreamHandler:
-            handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+            handler.setFormatter(PlainFormatter("%(levelname)s: %(message)s"))
     logging.getLogger("absl").setLevel(logging.WARNING)
     # Orbax logs tracebacks of what it raises too.
     logging.getLogger("absl").addFilter(lambda record: not (record.exc_info and "/orbax/" in record.pathname))

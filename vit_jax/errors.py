@@ -17,11 +17,24 @@ BUGS = (AssertionError, AttributeError, KeyError, TypeError)
 # What NumPy raises when it reads a damaged .npz file.
 NPZ_ERRORS = (OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
+# What follows the question mark of an address in a text, up to a space or a quotation mark, without final punctuation.
+END = r"""[;:,.)\]'"]*(?:[\s"]|$)"""
+QUERY = re.compile(rf"""(https?://[^\s?"]*\?)(?!\.\.\.{END})[^\s"]+?(?={END})""", re.IGNORECASE)
+
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+
+
+def without_queries(text: str) -> str:
+    """Returns a text with `?...` in place of `?` and what follows it in addresses, which may grant access to a file."""
+    return QUERY.sub(r"\1...", text)
 
 
 class UserError(Exception):
     """What the user can mend, such as usage, data, disk or store: commands print the sentence and exit with 2."""
+
+    def __init__(self, sentence: str):
+        """Keeps the sentence, `without_queries`."""
+        super().__init__(without_queries(sentence))
 
 
 class MissingData(UserError):
@@ -100,6 +113,7 @@ def errors_of(subject: str) -> Iterator[None]:
     Raises:
         UserError: in place of the one that is raised inside.
     """
+    subject = without_queries(subject)
     try:
         yield
     except UserError as error:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, cli, data, evals, interop, refuse, tell
+from vit_jax import UserError, cli, data, evals, interop, refuse, tell, without_queries
 from vit_jax.columns import align
 from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
 from vit_jax.json_text import to_json
@@ -182,7 +182,7 @@ def main(argv: list[str]) -> None:
             resolution=args.resolution,
         )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
-        named = {"model": model} if len(models) > 1 else {}
+        named = {"model": without_queries(model)} if len(models) > 1 else {}
         rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
         if args.json and jax.process_index() == 0:
             print(to_json(rows[-1] | about), flush=True)

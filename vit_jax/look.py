@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import UserError, analysis, cli, data, user_errors
+from vit_jax import UserError, analysis, cli, data, user_errors, without_queries
 from vit_jax.data.images import list_images
 from vit_jax.evals import count_nonfinite, open_weights, refuse_nonfinite, rounded
 from vit_jax.models import Model
@@ -57,7 +57,7 @@ def look(
     model, params, seen = examine(checkpoint, images, batch=batch, saliency=saliency, resolution=resolution)
     names = [str(image) for image in images[: len(seen.pixels)]]
     with user_errors(f"cannot write to {folder}"):
-        return look_page.write_look(Path(folder), str(checkpoint), model, params, names, seen, top)
+        return look_page.write_look(Path(folder), without_queries(str(checkpoint)), model, params, names, seen, top)
 
 
 def examine(

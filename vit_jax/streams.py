@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from vit_jax.errors import without_queries
+
 CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails may work later
 
 
@@ -33,8 +35,8 @@ def ignore_closed_stderr() -> Iterator[None]:
 
 @ignore_closed_stderr()
 def tell(text: str) -> None:
-    """Prints to stderr, if anything reads it: no run ends for a line that nobody sees."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints to stderr, `without_queries`, if anything reads it: no run ends for a line that nobody sees."""
+    print(without_queries(text), file=sys.stderr, flush=True)
 
 
 def flush_stderr() -> None:

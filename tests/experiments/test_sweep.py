@@ -272,6 +272,15 @@ def test_preprocessing_may_be_written_in_another_way(tmp_path):
         outcomes.read_outcome(run)
 
 
+def test_queries_of_addresses_name_no_folder(tmp_path):
+    varied = "--sweep.init_from=https://host/a.npz?SECRET,https://host/b.npz?SECRET"
+    runs = sweep.list_combinations(words(tmp_path, varied))
+    assert [run.config.init_from for run in runs] == varied.partition("=")[2].split(",")
+    assert not any("SECRET" in f"{run.name} {run.folder}" for run in runs)
+    held_out = dataclasses.replace(runs[0], words=["--config=configs/finetune.py:split=dev", *runs[0].words])
+    assert "init_from=https://host/a.npz?..." in combinations.full_split_command(held_out)
+
+
 def test_folders_and_the_command_of_the_whole_split(tmp_path):
     flags = [f"--config={ROOT}/configs/finetune.py:dataset=cifar10,split=dev", "--config.accum_steps=8"]
     flags += ["--sweep.model.name=ViT-B/16,ViT-B/32", "--sweep.base_lr=0.003,0.01", "--workdir=runs"]

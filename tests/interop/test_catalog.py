@@ -503,6 +503,10 @@ def test_what_signs_an_address_is_neither_shown_nor_kept(server, tmp_path, capfd
         with pytest.raises(UserError) as raised:
             vit_jax.load(f"{server.address}/{name}{signed}")
         assert f"/{name}?..." in str(raised.value) and "SECRET" not in str(raised.value)
+    with pytest.raises(
+        UserError, match=r"/right\?\.\.\.: what follows '\?' is missing.*; give the whole address again"
+    ):
+        download.download_file(vit_jax.without_queries(f"{server.address}/right{signed}"))
     assert "SECRET" not in "".join(capfd.readouterr())
 
 

@@ -253,6 +253,7 @@ def test_a_folder_of_weights_is_not_taken_for_a_run(tmp_path):
     for layout in ("timm", "huggingface", "ours"):
         vit_jax.save(tmp_path / layout, *small(), layout=layout)
         assert not loaded_model.is_run(tmp_path / layout)
+    assert not loaded_model.is_run("https://host/model.npz?sig=1")
     assert not loaded_model.is_run("hf-hub:owner/name") and not loaded_model.is_run("ViT-B/16-imagenet21k")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for layout in ("timm", "huggingface", "ours"):

@@ -18,6 +18,7 @@ from vit_jax.checkpoint.manager import Checkpoints
 from vit_jax.data import loader
 from vit_jax.data.sources import kinds
 from vit_jax.distributed import Supervisor
+from vit_jax.interop import download
 from vit_jax.storage import mirror
 
 
@@ -245,6 +246,24 @@ def test_adapters_name_the_weights_from_which_the_run_started(finished, tmp_path
         patch.setattr(Checkpoints, "poll", lambda self: (self.wait(), poll(self)))
         run(None, 9)
     assert not list(workdir.glob("adapter_*")) and not (workdir / "model.npz").exists()
+
+
+@pytest.mark.slow
+def test_a_run_keeps_no_query_of_an_address(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    for query, total_steps in (("SECRET", 2), ("SECRET2", 4)):
+        config = configured(total_steps=total_steps, init_from=f"https://host/model.npz?{query}")
+        config.adapt.rank = 2
+        place = tmp_path / "cache" / "published" / download.relative_path(config.init_from)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(whole / "model.npz", place)  # as if it were downloaded
+        shutil.copy(whole / "model.json", place.with_name("model.json"))
+        train.train(config, tmp_path / "run")
+    assert "init_from" not in (tmp_path / "run/train.log").read_text()  # nothing has changed but the length
+    for path, content in contents(tmp_path / "run").items():
+        assert b"SECRET" not in content, path
+    described = json.loads((tmp_path / "run/adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == "https://host/model.npz?..."
 
 
 @pytest.mark.parametrize("part", ["", "/model.npz", "/checkpoints/8"])

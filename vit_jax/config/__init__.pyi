@@ -37,6 +37,7 @@ from .recipes import Recipe as Recipe
 from .resume import check_data as check_data
 from .resume import check_resumes as check_resumes
 from .resume import keep_choices as keep_choices
+from .stored import hide_queries as hide_queries
 from .stored import load_config as load_config
 from .stored import parse_config as parse_config
 from .stored import save_config as save_config

@@ -9,7 +9,7 @@ from vit_jax import UserError
 from vit_jax.config.field import OnResume
 from vit_jax.config.names import flatten_config, resume_rule
 from vit_jax.config.optimizers import STORED_FIELDS
-from vit_jax.config.stored import parse_config
+from vit_jax.config.stored import hide_queries, parse_config
 from vit_jax.storage import filesystem, unpin_revision
 
 WORDS = {"contents": "names and labels"}  # entry of a fingerprint -> its name in messages, if that is another
@@ -18,6 +18,8 @@ ACCEPT = ", or accept the other data with --config.data.accept_change=True"
 
 def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
     """Returns the differences between two configurations of a run, one line per field.
+
+    Addresses are compared `without_queries`, which are not stored.
 
     Args:
         old: the stored configuration of the run.
@@ -28,7 +30,7 @@ def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
         UserError: a field differs whose `OnResume` rule is REFUSED or whose value the optimizer's state contains, or
             DATA if `data.accept_change` is not set.
     """
-    lines = _describe_changes(flatten_config(old), flatten_config(new))
+    lines = _describe_changes(*(hide_queries(flatten_config(config)) for config in (old, new)))
     stored = [f"optim.{field}" for field in STORED_FIELDS.get(new.optim.name, ())]
     refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED or name in stored}
     data = {name for name in lines if resume_rule(name) is OnResume.DATA}

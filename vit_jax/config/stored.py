@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, without_queries
 from vit_jax.config.field import Field
 from vit_jax.config.fields import FIELDS
 from vit_jax.config.names import rename_fields
@@ -19,10 +19,17 @@ CONFIG_VERSION = 2
 
 
 def save_config(config: ConfigDict, path: Path) -> None:
-    """Writes the configuration as JSON, atomically."""
-    text = json.dumps({"version": CONFIG_VERSION, **config.to_dict()}, indent=2) + "\n"
+    """Writes the configuration as JSON, `without_queries` of addresses, atomically."""
+    text = json.dumps({"version": CONFIG_VERSION, **hide_queries(config.to_dict())}, indent=2) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text)
+
+
+def hide_queries(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns nested fields in which each text is `without_queries`."""
+    texts = {name: without_queries(value) for name, value in fields.items() if isinstance(value, str)}
+    groups = {name: hide_queries(value) for name, value in fields.items() if isinstance(value, dict)}
+    return fields | texts | groups
 
 
 def load_config(path: Path) -> ConfigDict:

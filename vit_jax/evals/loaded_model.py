@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, data, interop, nearest_path
+from vit_jax import UserError, checkpoint, data, interop, nearest_path, without_queries
 from vit_jax.config import get_config, load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_trials import check_kernels
@@ -53,7 +53,8 @@ def is_run(path: str | Path) -> bool:
     Raises:
         UserError: the path is remote and cannot be read, or there is no such file, folder or name.
     """
-    if str(path).endswith((".npz", ".safetensors", ".safetensors.index.json")) or interop.is_download_name(str(path)):
+    name = without_queries(str(path)).removesuffix("?...")
+    if name.endswith((".npz", ".safetensors", ".safetensors.index.json")) or interop.is_download_name(name):
         return False
     folder = checkpoint.local_workdir(path)
     if not folder.exists():

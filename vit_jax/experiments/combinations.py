@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, without_queries
 from vit_jax.config import parse_command_line, read_grid
 from vit_jax.storage import check_workdir, filesystem
 
@@ -53,9 +53,10 @@ def list_combinations(argv: list[str]) -> list[Combination]:
     points = _parse_points(argv, words, values_by_field)
     by_folder: dict[str, Combination] = {}
     for point, *values in itertools.product(points, *values_by_field.values()):
-        pairs = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
-        given = [*words, *points[point], *(f"--config.{pair}" for pair in pairs)]
+        chosen = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
+        given = [*words, *points[point], *(f"--config.{pair}" for pair in chosen)]
         config, workdir = parse_command_line(given)
+        pairs = [without_queries(pair) for pair in chosen]
         name = ",".join([point, *sorted(pairs)] if point else sorted(pairs))
         inside = "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in (name.split("/", 1) if point else [name]))
         workdir = check_workdir(workdir)
@@ -126,7 +127,7 @@ def full_split_command(combination: Combination, seeds: Sequence[int] = ()) -> s
     if seeds:
         words, module = [*without_seed(words), f"--sweep.seed={','.join(map(str, seeds))}"], "sweep"
     workdir = f"--workdir={filesystem.join_path(combination.workdir, 'full')}"
-    return f"python -m vit_jax.{module} {shlex.join([*words, workdir])}"
+    return without_queries(f"python -m vit_jax.{module} {shlex.join([*words, workdir])}")
 
 
 def without_seed(words: list[str]) -> list[str]:

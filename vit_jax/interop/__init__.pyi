@@ -1,7 +1,6 @@
 from .class_names import class_wnids as class_wnids
 from .description import describe_model as describe_model
 from .description import restore_model as restore_model
-from .download import without_query as without_query
 from .formats import FORMATS as FORMATS
 from .formats import choose_target as choose_target
 from .google.catalog import list_models as list_models

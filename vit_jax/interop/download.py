@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tqdm import tqdm
 
-from vit_jax import UserError, printable, reason, tell, user_errors
+from vit_jax import UserError, printable, reason, tell, user_errors, without_queries
 from vit_jax.storage import TIMEOUT, atomic_write, cache
 
 GOOGLE_STORAGE = "storage.googleapis.com"
@@ -54,7 +54,7 @@ def download_file(address: str, size: str | None = None, seconds: float = TIMEOU
         except UserError as error:
             if not is_here or isinstance(error.__cause__, urllib.error.HTTPError):
                 raise
-            tell(f"vit_jax: cannot reach {without_query(address)}; the file that was downloaded before is used.")
+            tell(f"vit_jax: cannot reach {address}; the file that was downloaded before is used.")
             return path
         noted, version = path.with_name(f"{path.name}.version"), _version(response.headers)
         is_same = False
@@ -74,6 +74,9 @@ def https_address(address: str, local: bool = True) -> str:
     Raises:
         UserError: the address cannot be requested safely.
     """
+    if address.endswith("?..."):
+        words, missing = printable(address, MAX_QUOTED), "what follows '?' is missing, as it may grant access"
+        raise UserError(f"cannot download from {words}: {missing} and is not stored; give the whole address again.")
     with contextlib.suppress(ValueError):
         if address.startswith("gs://"):
             address = f"https://{GOOGLE_STORAGE}/{quote(address.removeprefix('gs://'))}"
@@ -86,7 +89,7 @@ def https_address(address: str, local: bool = True) -> str:
             return address
     # The text before an @ may be a password, even where the rest cannot be parsed.
     hidden = "this address (not shown: it may contain a password)"
-    words = hidden if "@" in address else printable(without_query(address), MAX_QUOTED)
+    words = hidden if "@" in address else printable(without_queries(address), MAX_QUOTED)
     raise UserError(f"cannot download from {words}; use https://HOST/PATH or gs://BUCKET/NAME.")
 
 
@@ -104,17 +107,11 @@ def relative_path(address: str) -> Path:
     if parts.query:
         names[-1] += f"?{hashlib.sha256(parts.query.encode()).hexdigest()[:16]}"
     if {"", ".", ".."} & set(names):
-        words = printable(without_query(address), MAX_QUOTED)
+        words = printable(without_queries(address), MAX_QUOTED)
         raise UserError(
             f"cannot download from {words}; its path must name a file, without empty parts and without '..'."
         )
     return Path(*(quote(name, safe="+") for name in names))
-
-
-def without_query(address: str) -> str:
-    """Returns an address as it is shown: `?...` replaces what may grant access to the file. Paths are unchanged."""
-    start, question_mark, _ = address.partition("?")
-    return f"{start}?..." if question_mark and re.match("https?://", address, re.IGNORECASE) else address
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -161,7 +158,7 @@ def _open_address(address: str, path: Path, seconds: float) -> Iterator[http.cli
         UserError: no server answers, or the server answers with an error.
     """
     advice = f"download it elsewhere and save it as {path}."
-    shown = without_query(address)
+    shown = without_queries(address)
     try:
         response = urllib.request.build_opener(SafeRedirects).open(address, timeout=seconds)
     except urllib.error.HTTPError as error:

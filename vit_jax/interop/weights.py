@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors
-from vit_jax.interop import archives, class_names, description, download, formats, locate, transfer
+from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors, without_queries
+from vit_jax.interop import archives, class_names, description, formats, locate, transfer
 from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes, unwrapped
 from vit_jax.storage import atomic_write
@@ -73,7 +73,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
                 tell(f"{model.name}: its preprocessing, {pipe}, becomes {scaled} for images of {_in_words(model)}")
         return model, tree.unflatten(params)
     except UserError as error:
-        shown = printable(download.without_query(str(path)))
+        shown = printable(without_queries(str(path)))
         raise UserError(f"{shown}: {printable(error)}") from None  # the traceback would not help a user
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from vit_jax import encode_text, monitoring, user_errors
+from vit_jax import encode_text, monitoring, user_errors, without_queries
 from vit_jax.json_text import to_json
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
@@ -79,9 +79,10 @@ class MetricWriter:
         self._terminal = Terminal(watch is not None, start, total)
 
     def write_text(self, text: str, to_terminal: bool = True) -> None:
-        """Writes lines of text to train.log and to the terminal."""
+        """Writes lines of text, `without_queries`, to train.log and to the terminal."""
         if not self._writes:
             return
+        text = without_queries(text)
         self._wrote_text = time.monotonic()
         if to_terminal:
             self._terminal.write(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, encode_text, user_errors
+from vit_jax import UserError, encode_text, user_errors, without_queries
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.monitoring.history import read_history
 from vit_jax.monitoring.ledger_file import LEDGER, Start, read_ledger
@@ -114,12 +114,14 @@ def read_run(location: str, name: str) -> RunFolder:
 
 
 def fields_as_text(config: ConfigDict) -> dict[str, str]:
-    """Returns dotted name of a field of a configuration -> its value as text."""
+    """Returns dotted name of a field of a configuration -> its value as text, `without_queries` of addresses."""
     return {name: _as_text(value) for name, value in flatten_config(config).items()}
 
 
 def _as_text(value: Any) -> str:
-    return "unset" if value is None else value if isinstance(value, str) else json.dumps(value, default=list)
+    if isinstance(value, str):
+        return without_queries(value)
+    return "unset" if value is None else json.dumps(value, default=list)
 
 
 def write_page(path: str, content: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data
+from vit_jax import UserError, data, without_queries
 from vit_jax.config import (
     DURATIONS,
     FIELDS,
@@ -62,7 +62,7 @@ def print_config(argv: list[str]) -> None:
     lines = [f"{line.recipe.file}, resolved; * differs from configs/base.py", *map(str, explain_config(line))]
     if line.config.data.num_examples is None:
         lines.append("data.num_examples is unset: durations in epochs become steps when the data are opened.")
-    print(*lines, sep="\n")
+    print(without_queries("\n".join(lines)))
 
 
 def explain_config(line: CommandLine) -> list[FieldLine]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, errors_of, interop
+from vit_jax import UserError, data, errors_of, interop, without_queries
 from vit_jax.models import Model
 from vit_jax.program import Program
 
@@ -28,7 +28,7 @@ def load_init(
     Raises:
         UserError: the weights cannot be read, or do not suit the model.
     """
-    shown = interop.without_query(source)
+    shown = without_queries(source)
     with errors_of(f"init_from={shown}"):
         # FlexiViT weights are resized once, from the patch size that they were trained with, and only on request.
         asked: dict[str, Any] = {"resolution": "native"}

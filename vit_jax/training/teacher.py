@@ -68,7 +68,7 @@ def load_teacher(config: ConfigDict) -> Teacher | None:
         return None
     check_config(config)  # before anything is loaded
     size = image_size_without_data(config)
-    with errors_of(f"task.teacher={interop.without_query(source)}"):
+    with errors_of(f"task.teacher={source}"):
         model, params = interop.load(source, resolution=size, resample=resample)
         check_range(model, config, uses_head=True)
     return Teacher(source, model, params, resample or model.resample)

@@ -41,7 +41,7 @@ def place_teacher(
     if teacher is None or program.teacher is None:
         return ()
     check_equal(supervisor, {f"the {name} of the teacher": value for name, value in teacher.identity.items()})
-    with errors_of(f"task.teacher={interop.without_query(teacher.source)}"):
+    with errors_of(f"task.teacher={teacher.source}"):
         interop.check_class_order(teacher.model.class_names, info.class_names)
     params, line = teacher.place(program.teacher), teacher.describe()
     if workdir.start == 0:

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, monitoring, refuse, user_errors
+from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, without_queries
 from vit_jax.checkpoint import Checkpoints
-from vit_jax.config import check_data, check_resumes, load_config, save_config
+from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
 from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
@@ -70,7 +70,7 @@ class Workdir:
         self._class_names = info.class_names or ()
         model = interop.describe_model(program.model)
         self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
-        self._about |= {"teacher": {"source": teacher.source} | teacher.identity} if teacher else {}
+        self._about |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
             undone.callback(self._mirror.close)
             saved = self.path / "config.json"
@@ -90,8 +90,8 @@ class Workdir:
                 self._given, self._origin, model["resample"] = load_init(source, config, program, info.class_names)
                 if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
                     method = model["resample"] if config.resample == "auto" else config.resample
-                    digest = interop.digest_weights(source)
-                    self._about["start"] = {"weights": source, "resample": method, "digest": digest}
+                    address, digest = without_queries(source), interop.digest_weights(source)
+                    self._about["start"] = {"weights": address, "resample": method, "digest": digest}
             undone.pop_all()
 
     def __enter__(self) -> "Workdir":
@@ -187,7 +187,7 @@ class Workdir:
     def _open_wandb(self) -> monitoring.WandbRun | None:
         if self._config.wandb is None or jax.process_index() > 0:
             return None
-        return monitoring.WandbRun(self._config.wandb, self.location, self.path, self._config.to_dict())
+        return monitoring.WandbRun(self._config.wandb, self.location, self.path, hide_queries(self._config.to_dict()))
 
     def write_config(self) -> None:
         """Writes `config.json`. From now on the run counts as started with these settings.
@@ -368,7 +368,8 @@ def check_new_run(location: str, before: ConfigDict | None, config: ConfigDict, 
     advice = "choose another --workdir, or move the files you want to keep to another folder"
     if before is not None and (reached or has_model):  # else there is nothing to lose, as the run failed at once
         check_resumes(before, config, location)
-    untrained = before is not None and (before.total_steps, before.init_from) == (0, config.init_from)
+    source = without_queries(config.init_from or "") or None
+    untrained = before is not None and (before.total_steps, before.init_from) == (0, source)
     refuse(
         (
             has_model and not untrained,
