@@ -6,8 +6,10 @@ import fcntl
 import functools
 import os
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import NoAnswer, UserError, data
+from vit_jax.analysis import notebook
 from vit_jax.checkpoint import manager
 from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
 from vit_jax.checkpoint.errors import storage_errors
@@ -536,19 +539,57 @@ def test_tfds_on_a_bucket_is_copied_here(bucket, own_cache, tfds_folder, monkeyp
         kinds.open_source(configured("tfds:tiny", data_dir="memory://b/tfds"), "train")
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
-    """As in a container whose user has neither HOME nor an entry in /etc/passwd."""
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """A user with neither HOME nor an entry in /etc/passwd, as in a container; returns the temporary folder."""
 
     def absent(number):
         raise KeyError(number)
 
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.delenv("VIT_JAX_CACHE", raising=False)
+    for name in ("HOME", "VIT_JAX_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", absent)
-    with pytest.raises(UserError, match=r"no home folder for ~/\.cache/vit_jax; set VIT_JAX_CACHE to a folder"):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_without_a_home_folder_caches_are_kept_in_a_temporary_folder_of_the_user(homeless, monkeypatch):
+    own = homeless / f"vit_jax-{os.getuid()}"
+    assert cache.root() == cache.root() == own and stat.S_IMODE(own.stat().st_mode) == 0o700
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    for make in (lambda path: path.symlink_to(own), lambda path: path.mkdir()):  # where the other user's would be
+        make(place := homeless / f"vit_jax-{other}")
+        with pytest.raises(UserError, match=rf"vit_jax-{other} is not a folder of this user; set VIT_JAX_CACHE to"):
+            cache.root()
+        place.rename(homeless / f"refused-{place.is_symlink()}")
+
+
+def test_a_home_folder_in_which_nothing_can_be_written_is_as_none(homeless, monkeypatch):
+    """Containers give their unknown users / as home."""
+    monkeypatch.setenv("HOME", str(homeless / "home"))
+    (homeless / "home").mkdir()
+    assert cache.root() == homeless / "home/.cache/vit_jax"
+    assert cache.root().is_dir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root
+    assert cache.root() == homeless / f"vit_jax-{os.getuid()}"
+    monkeypatch.setenv("VIT_JAX_CACHE", str(homeless / "given"))
+    assert cache.root() == homeless / "given"
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch):
+    monkeypatch.setenv("VIT_JAX_CACHE", "~/cache")
+    with pytest.raises(UserError, match=r"no home folder for ~/cache; set VIT_JAX_CACHE to a folder"):
         cache.root()
     write = functools.partial(formats.choose_target, layout=None)
-    for use in (mirror.check_workdir, filesystem.absolute_path, vit_jax.load, write):
+    for use in (
+        mirror.check_workdir,
+        filesystem.absolute_path,
+        vit_jax.load,
+        notebook.upload,
+        notebook.download,
+        write,
+    ):
         with pytest.raises(UserError, match=r"no home folder for ~/x\.npz; set HOME"):
             use("~/x.npz")
     assert filesystem.absolute_path("/x//y/") == "/x/y"

@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax import UserError, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES
-from vit_jax.storage import filesystem
+from vit_jax.storage import expand_home, filesystem
 
 
 def upload(path: str | Path = "") -> list[Path]:
@@ -18,7 +18,7 @@ def upload(path: str | Path = "") -> list[Path]:
     if not path:
         files = sorted(Path(name) for name in _colab_files().upload())
     else:
-        path = Path(path).expanduser()
+        path = expand_home(path)
         inside = (file for file in path.glob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
         files = [path] if path.is_file() else sorted(inside)
     if not files:
@@ -37,7 +37,7 @@ def dataset(source: str) -> str:
         UserError: as `upload`; or the file is not a zip file.
     """
     kind, _, name = source.partition(":")
-    if kind != "folder" or filesystem.is_remote(name) or (name and Path(name).expanduser().is_dir()):
+    if kind != "folder" or filesystem.is_remote(name) or (name and expand_home(name).is_dir()):
         return source
     [archive, *_] = upload(name)
     return f"folder:{_unpack(archive)}"
@@ -49,7 +49,7 @@ def download(path: str | Path) -> None:
     Raises:
         UserError: the file does not exist.
     """
-    path = Path(path).expanduser().resolve()
+    path = expand_home(path).resolve()
     if not path.is_file():
         raise UserError(f"there is no {path}.")
     beside = path.with_suffix(".json")

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,11 +48,13 @@ def root() -> Path:
     """Returns the cache folder, which is created if needed. Everything that is kept between runs lies below it.
 
     Raises:
-        UserError: the folder cannot be created.
+        UserError: the folder cannot be created, or another user has made the one in the folder of temporary files.
     """
     path = _root_path()
     with write_errors(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path == _temporary_path() and path.lstat().st_uid != os.getuid():
+            raise UserError(f"{path} is not a folder of this user; set VIT_JAX_CACHE to another folder.")
     return path
 
 
@@ -146,8 +149,23 @@ def write_errors(folder: Path | None = None) -> contextlib.AbstractContextManage
 
 
 def _root_path() -> Path:
-    advice = "set VIT_JAX_CACHE to a folder for what is kept between runs."
-    return expand_home(os.environ.get("VIT_JAX_CACHE") or "~/.cache/vit_jax", advice)
+    """Returns the path of the cache folder.
+
+    It is in the folder of temporary files if the user has no home folder, or one in which nothing can be written, as
+    happens in containers.
+    """
+    if given := os.environ.get("VIT_JAX_CACHE"):
+        return expand_home(given, "set VIT_JAX_CACHE to a folder for what is kept between runs.")
+    with contextlib.suppress(UserError):
+        path = expand_home("~/.cache/vit_jax")
+        existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+        if os.access(existing, os.W_OK):
+            return path
+    return _temporary_path()
+
+
+def _temporary_path() -> Path:
+    return Path(tempfile.gettempdir(), f"vit_jax-{os.getuid()}")
 
 
 @contextlib.contextmanager
