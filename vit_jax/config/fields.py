@@ -297,7 +297,7 @@ _ROWS = (
           synonyms="reduce_dtype grad_reduce_dtype gradient_dtype allreduce_dtype"),
     Field("optim.weight_decay", 0.0, "weight decay, decoupled from the gradient",
           minimum=0, synonyms="wd l2 l2_decay_factor weight_decay_rate"),
-    Field("optim.decays", "kernels", "what decays: kernels or all", choices=("kernels", "all")),
+    Field("optim.decays", "kernels", "what decays: kernels (also of adapters) or all", choices=("kernels", "all")),
     Field("optim.decay_factor", "rate", "factor of the decay: rate (the learning rate) or schedule (rate / base_lr)",
           choices=("rate", "schedule")),
     Field("optim.lr_multipliers", "",

@@ -8,6 +8,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import tree
+from vit_jax.models import is_factor
 from vit_jax.optim.lr_multipliers import LrMultipliers
 from vit_jax.optim.preconditioners import PRECONDITIONERS, adapt_to_norms
 from vit_jax.optim.schedule import LearningRate
@@ -47,7 +48,7 @@ def make_optimizer(config: ConfigDict, rate: LearningRate, multipliers: LrMultip
 
 
 def _kernels(params: optax.Params) -> optax.Params:
-    return tree.map_named(lambda name, _: name.endswith("kernel"), params)
+    return tree.map_named(lambda name, _: name.endswith("kernel") or is_factor(name), params)
 
 
 def _all(params: optax.Params) -> optax.Params:
