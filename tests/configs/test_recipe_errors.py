@@ -87,3 +87,25 @@ def test_a_bug_of_the_package_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.module_from_spec", lambda found: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         read(tmp_path, BODY.format("pass"))
+
+
+COPY = BODY.format("copy, own = ConfigDict(config.evals.test), config.evals\n    config.unlock()\n    {}")
+COPY = "from ml_collections import ConfigDict\n" + COPY
+
+
+def test_copies_of_an_evaluation_share_nothing(tmp_path):
+    """Whatever is set by flags; what a recipe sets in both at once is refused."""
+    for number, line in enumerate(("own.more = copy", "own.more, own.test.split = copy, 'train'", "own.test = copy")):
+        config = read(tmp_path, COPY.format(line), f"copied{number}.py").config
+        for name in config.evals:
+            before = {other: one.to_dict() for other, one in config.evals.items()}
+            config.evals[name].source, config.evals[name].every = "synthetic", 7
+            after = {other: one.to_dict() for other, one in config.evals.items()}
+            assert {other for other in after if after[other] != before[other]} == {name}
+    for line, shared in (
+        ("own.more = copy; copy.source, copy.every = 'synthetic', 3", "every, source"),
+        ("own.more = own.test", "all fields"),
+    ):
+        advice = r"; copy an evaluation by base\.evaluation\(\*\*config\.evals\.NAME\)\."
+        with pytest.raises(UserError, match=rf"shared\.py: evals\.test and evals\.more share {shared}{advice}"):
+            read(tmp_path, COPY.format(line), "shared.py")

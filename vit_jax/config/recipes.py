@@ -10,7 +10,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
+from ml_collections.config_dict import placeholder
 
 from vit_jax import UserError, nearest_path
 from vit_jax.config.names import rename_fields
@@ -38,13 +39,15 @@ class Recipe:
         """Returns the result of the recipe's `get_config`, locked, with earlier names of fields replaced.
 
         Raises:
-            UserError: the file or the argument is wrong.
+            UserError: the file or the argument is wrong, or see `_separate_evaluations`.
         """
         config = self._call("get_config")
         if not isinstance(config, ConfigDict):
             raise UserError(f"get_config() of {self.file} returns {config!r}; it must end with `return config`.")
         with config.unlocked():
             rename_fields(config)
+            if "evals" in config:
+                _separate_evaluations(config.evals, self.file)
         return config.lock()
 
     def make_grid(self) -> dict[str, dict[str, Any]]:
@@ -108,6 +111,33 @@ def shipped_recipes() -> Path:
     """Returns the folder of the recipes that come with the package: inside it in a wheel, beside it in a checkout."""
     inside = PACKAGE / "configs"
     return inside if inside.is_dir() else PACKAGE.parent / "configs"
+
+
+def _separate_evaluations(evaluations: ConfigDict, file: Path) -> None:
+    """Makes evaluations share no field, in place.
+
+    A `ConfigDict` of a `ConfigDict` shares the fields that were unset in the original: what is set in one is set in the
+    other.
+
+    Raises:
+        UserError: the recipe in `file` has set a field that two evaluations share, or they are the same object.
+    """
+    owners = dict[int, str]()  # identity of an evaluation or of its unset field -> the evaluation's name
+    for name, own in evaluations.items():
+        fields = dict(own.items(preserve_field_references=True)) if isinstance(own, ConfigDict) else {}
+        references = {field: value for field, value in fields.items() if isinstance(value, FieldReference)}
+        shared = {field: value for field, value in references.items() if id(value) in owners}
+        taken = [field for field, value in shared.items() if value.get() is not None]
+        if id(own) in owners or taken:
+            other = owners[id(own) if id(own) in owners else id(shared[taken[0]])]
+            what = ", ".join(taken) or "all fields"
+            advice = "copy an evaluation by base.evaluation(**config.evals.NAME)"
+            raise UserError(f"{file}: evals.{name} and evals.{other} share {what}; {advice}.")
+        for field in shared:
+            kind = own.get_type(field)
+            del own[field]
+            own[field] = placeholder(kind)
+        owners |= dict.fromkeys([id(own), *map(id, references.values())], name)
 
 
 @contextlib.contextmanager
