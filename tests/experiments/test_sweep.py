@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
-from vit_jax.config import save_config
+from vit_jax.config import evaluation, save_config
 from vit_jax.distributed import coordination, supervisor
 from vit_jax.experiments import combination_inputs, combinations, outcomes
 
@@ -196,6 +196,26 @@ def test_an_unfinished_run_does_not_go_on_from_other_weights(begun):
     (place / "weights.npz").write_bytes(b"other weight")
     with pytest.raises(UserError, match="contents of init_from were replaced"):
         outcomes.read_outcome(run)
+
+
+@pytest.mark.parametrize("field", ["labels", "class_map"])
+def test_an_outcome_is_of_the_labels_and_class_maps_that_are_there(begun, field):
+    place, run = begun
+    config, info, _ = program.prepare(run.config)
+    with config.unlocked():
+        config.evals.test = evaluation("predictions", **{field: f"{place}/file.json"})
+        config.evals.named = evaluation("predictions", class_map="imagenet_a")  # a file of the package
+    (place / "file.json").write_text("[]")
+    inputs = combination_inputs.describe_inputs(config, info)
+    assert f"evals.test.{field}" in inputs and "evals.named.class_map" not in inputs
+    (Path(run.folder) / "inputs.json").write_text(json.dumps(inputs))
+    combination_inputs.check_inputs(run.folder, config, info, is_finished=True)
+    (place / "file.json").write_text("{}")
+    for is_finished in (True, False):
+        with pytest.raises(UserError, match=rf"the contents of evals\.test\.{field} were replaced after"):
+            combination_inputs.check_inputs(run.folder, config, info, is_finished)
+    (place / "file.json").unlink()  # what has finished needs it no more
+    combination_inputs.check_inputs(run.folder, config, info, is_finished=True)
 
 
 @pytest.mark.parametrize(

@@ -22,21 +22,23 @@ INPUTS_FILE = "inputs.json"  # in the folder of a combination; written before it
 def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
     """Returns field -> digest of what its path or name stands for now.
 
-    The fields are `data.source` and those that name weights. Weights that are downloaded by name are left out, as they
-    never change, and so are weights that cannot be read any more.
+    The fields are `data.source` and those that name weights or files, such as labels and class maps. What is downloaded
+    by name or part of the package is left out, as it never changes, and so is what cannot be read any more.
     """
     evals = {name: [one["contents"], one.get("sample", "")] for name, one in info.evals.items()}
     contents = json.dumps([info.fingerprint["contents"], info.sample, evals], sort_keys=True)
     inputs = {"data.source": hashlib.sha256(contents.encode()).hexdigest()[:16]}
     for field, source, place in list_places(config):
-        if place is Place.WEIGHTS and not interop.is_download_name(source):
-            with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):
+            if place is Place.WEIGHTS and not interop.is_download_name(source):
                 inputs[field] = interop.digest_weights(source)
+            elif place is Place.FILE and filesystem.exists(path := filesystem.absolute_path(source)):
+                inputs[field] = hashlib.sha256(filesystem.read_bytes(path)).hexdigest()[:16]
     return inputs
 
 
 def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finished: bool) -> None:
-    """Compares the data and weights of a combination now with those that it began with.
+    """Compares the data, weights and files of a combination now with those that it began with.
 
     The data of an unfinished combination are not compared here: its run compares them when it resumes, and the user may
     allow other data.
@@ -48,7 +50,7 @@ def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finish
         is_finished: whether the combination has ended.
 
     Raises:
-        UserError: the data or the weights differ, or the file of digests is not what `write_inputs` wrote.
+        UserError: the data, the weights or a file differ, or the file of digests is not what `write_inputs` wrote.
     """
     path = filesystem.join_path(folder, INPUTS_FILE)
     if not filesystem.exists(path):  # an older version wrote no such file
