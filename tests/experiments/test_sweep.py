@@ -301,6 +301,13 @@ def test_queries_of_addresses_name_no_folder(tmp_path):
     assert "init_from=https://host/a.npz?..." in combinations.full_split_command(held_out)
 
 
+def test_a_long_value_makes_no_folder_with_a_longer_name_than_there_may_be(tmp_path):
+    runs = sweep.list_combinations(words(tmp_path, f"--sweep.init_from={'a' * 300},{'a' * 301}"))
+    assert len({run.folder for run in runs}) == 2
+    for run in runs:
+        Path(run.folder).mkdir()
+
+
 def test_folders_and_the_command_of_the_whole_split(tmp_path):
     flags = [f"--config={ROOT}/configs/finetune.py:dataset=cifar10,split=dev", "--config.accum_steps=8"]
     flags += ["--sweep.model.name=ViT-B/16,ViT-B/32", "--sweep.base_lr=0.003,0.01", "--workdir=runs"]

@@ -25,9 +25,12 @@ from vit_jax.checkpoint import manager
 from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
 from vit_jax.checkpoint.errors import storage_errors
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
+from vit_jax.config import parse_command_line
 from vit_jax.data.sources import kinds
+from vit_jax.evals import loaded_model
 from vit_jax.interop import formats
-from vit_jax.storage import cache, filesystem, mirror, timeout
+from vit_jax.monitoring import find_runs
+from vit_jax.storage import cache, file_names, filesystem, mirror, timeout
 
 
 @pytest.fixture(autouse=True)
@@ -593,3 +596,20 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch)
         with pytest.raises(UserError, match=r"no home folder for ~/x\.npz; set HOME"):
             use("~/x.npz")
     assert filesystem.absolute_path("/x//y/") == "/x/y"
+
+
+@pytest.mark.parametrize("name", [256 * "a", 128 * "é"])
+def test_a_name_that_is_too_long_is_a_sentence(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_run = functools.partial(loaded_model.open_run, best=False, fsdp=1, source=None)
+    recipe = ["main", f"--config={name}.py"]
+    uses = [mirror.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
+    uses += [functools.partial(formats.choose_target, layout=None), lambda _: parse_command_line(recipe)]
+    for use in uses:
+        with pytest.raises(UserError, match=r"names of at most 255 bytes, but .*\.\.\. has \d+\.$"):
+            use(name)
+    for path in (f"{name[:-2]}/{name[:-2]}", f"https://host/{name}", f"gs://bucket/{name}"):
+        file_names.check_names(path)
+    assert file_names.short_name("a,b=1") == "a,b=1"
+    made = [file_names.short_name(f"{name}{end}") for end in ("", "b")]
+    assert made[0] != made[1] and all(len(one.encode()) < 225 for one in made)

@@ -16,6 +16,7 @@ from ml_collections.config_dict import placeholder
 from vit_jax import UserError, nearest_path
 from vit_jax.config.names import rename_fields
 from vit_jax.config.recipe_errors import recipe_errors
+from vit_jax.storage import check_names
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -88,7 +89,7 @@ def find_recipe(argv: list[str]) -> Recipe:
     package.
 
     Raises:
-        UserError: the command line names no recipe, or the file does not exist.
+        UserError: the command line names no recipe, the file does not exist, or its path has too long a name.
     """
     words = [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]
     if "--config" in argv:
@@ -98,6 +99,7 @@ def find_recipe(argv: list[str]) -> Recipe:
             raise UserError(f"{given[0]!r} is not a flag; did you mean --config={given[0]}?")
         raise UserError("add --config=FILE, the recipe to train, for example --config=configs/digits.py.")
     path, colon, argument = words[-1].partition(":")
+    check_names(path)
     file = Path(path)
     shipped = shipped_recipes().parent / file
     if file.parts[:1] == ("configs",) and shipped.is_file() and not file.is_file():

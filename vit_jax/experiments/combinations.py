@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, without_queries
 from vit_jax.config import parse_command_line, read_grid
-from vit_jax.storage import check_workdir, filesystem
+from vit_jax.storage import check_workdir, filesystem, short_name
 
 FieldValues = dict[str, list[str]]  # field -> its values, as written
 
@@ -58,7 +58,9 @@ def list_combinations(argv: list[str]) -> list[Combination]:
         config, workdir = parse_command_line(given)
         pairs = [without_queries(pair) for pair in chosen]
         name = ",".join([point, *sorted(pairs)] if point else sorted(pairs))
-        inside = "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in (name.split("/", 1) if point else [name]))
+        inside = "/".join(
+            short_name(re.sub(r"[^\w.,=+-]", "_", part)) for part in (name.split("/", 1) if point else [name])
+        )
         workdir = check_workdir(workdir)
         folder = filesystem.join_path(workdir, inside)
         if any(other.config == config for other in by_folder.values()):

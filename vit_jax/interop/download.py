@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tqdm import tqdm
 
 from vit_jax import UserError, printable, reason, tell, user_errors, without_queries
-from vit_jax.storage import TIMEOUT, atomic_write, cache
+from vit_jax.storage import TIMEOUT, atomic_write, cache, short_name
 
 GOOGLE_STORAGE = "storage.googleapis.com"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")  # connections to them need no encryption
@@ -111,7 +111,7 @@ def relative_path(address: str) -> Path:
         raise UserError(
             f"cannot download from {words}; its path must name a file, without empty parts and without '..'."
         )
-    return Path(*(quote(name, safe="+") for name in names))
+    return Path(*(short_name(quote(name, safe="+")) for name in names))
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):

@@ -2,6 +2,8 @@ from . import cache as cache
 from . import filesystem as filesystem
 from . import versions as versions
 from .atomic import atomic_write as atomic_write
+from .file_names import check_names as check_names
+from .file_names import short_name as short_name
 from .home import expand_home as expand_home
 from .hub_revision import pin_revision as pin_revision
 from .hub_revision import unpin_revision as unpin_revision
