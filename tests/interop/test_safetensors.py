@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -18,9 +20,9 @@ from hypothesis import strategies as st
 
 import vit_jax
 from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
-from vit_jax import UserError, convert, models
+from vit_jax import UserError, convert, interop, models
 from vit_jax.evals import loaded_model
-from vit_jax.interop import archives
+from vit_jax.interop import archives, locate
 from vit_jax.interop.archives import safetensors_files
 
 SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 16, "num_classes": 5}
@@ -321,3 +323,30 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
         vit_jax.save(tmp_path / "z.safetensors", *small(), layout="google")
     with pytest.raises(UserError, match=r"give a local path that ends in \.npz or \.safetensors, or a folder"):
         vit_jax.save(tmp_path / "z.pth", *small())
+
+
+def test_the_digest_of_a_large_file_is_remembered(tmp_path, monkeypatch):
+    """By the next process, too, until the file is another; and without a cache it is computed."""
+    monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(locate, "REMEMBERED_BYTES", 0)
+    read, path = [], tmp_path / "weights.npz"
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: read.append(path) or digest(*args))
+
+    def found():
+        locate._digest_file.cache_clear()  # as a new process does
+        return interop.digest_weights(path)
+
+    path.write_bytes(b"some weights")
+    first = found()
+    assert found() == first and len(read) == 1
+    status = path.stat()
+    path.write_bytes(b"other weight")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a copy that keeps times
+    second = found()
+    assert second != first and found() == second and len(read) == 2
+    for kept in (tmp_path / "cache" / "digests").iterdir():
+        kept.write_text("damaged")
+    assert found() == second and len(read) == 3
+    monkeypatch.setenv("VIT_JAX_CACHE", str(path))  # no folder can be made there
+    assert found() == second and len(read) == 4

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from vit_jax import UserError, checkpoint, user_errors
+from vit_jax import UserError, checkpoint, encode_text, user_errors
 from vit_jax.interop.google import augreg, catalog
 from vit_jax.interop.huggingface import hub, peft
-from vit_jax.storage import expand_home, filesystem
+from vit_jax.storage import atomic_write, cache, expand_home, filesystem
 
 MODEL_FILE = "model.npz"  # the file of the weights in a workdir
 HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # in folders that timm or transformers wrote
+REMEMBERED_BYTES = 2**26  # of a file whose digest is kept: it takes long to compute
 
 
 class Located(NamedTuple):
@@ -127,9 +128,28 @@ def _digest_files(files: Iterable[Path]) -> list[bytes]:
 
 @functools.cache
 def _digest_file(path: Path, _version: str) -> bytes:
-    """Returns the digest of a file's contents. They are read once for each `_version` (`filesystem.file_version`)."""
+    """Returns the digest of a file's contents. They are read once for each `_version` (`filesystem.file_version`).
+
+    The digest of a large file is kept in the cache, if there is one, for later processes. It is that of a file with the
+    same place, number, size and times, of which no program can set the last (`st_ctime`).
+    """
+    status = path.stat()
+    kept = None
+    if status.st_size >= REMEMBERED_BYTES:
+        identity = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        key = hashlib.sha256(encode_text(f"{path.resolve()} {identity}")).hexdigest()
+        with contextlib.suppress(UserError, OSError, ValueError):
+            kept = cache.root() / "digests" / key
+            if len(digest := bytes.fromhex(kept.read_text())) == hashlib.sha256().digest_size:
+                return digest
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if kept:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(exist_ok=True, mode=0o700)
+            with atomic_write(kept) as temporary:
+                temporary.write_text(digest.hex())
+    return digest
 
 
 def is_download_name(name: str) -> bool:
