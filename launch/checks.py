@@ -68,6 +68,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.neighbourhoods": Output("write"),
     "benchmarks.optimizers": Output("write"),
     "benchmarks.patterns": Output("write"),
+    "benchmarks.programs": Output("out"),
     "benchmarks.stream": Output("write"),
     "benchmarks.stream_accuracy": Output("write"),
     "benchmarks.timm_models": Output(),
