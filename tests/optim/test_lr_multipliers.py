@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, models, optim, tree
+from vit_jax import UserError, optim, tree
 from vit_jax.config import resolve_config
-from vit_jax.models.depth import check_blocks
-from vit_jax.optim import LastBlocks, make_lr_multipliers
+from vit_jax.model import create
+from vit_jax.optim import LastBlocks, check_blocks, make_lr_multipliers
 
 DEPTH = 5
 SHAPES = {
@@ -150,7 +150,8 @@ def test_gradients_of_a_block_are_stopped_by_name(config):
         ("BiT-R50x1", 1, 1.0, r"BiT-R50x1 has no encoder blocks: set optim.frozen_blocks=0"),
     ],
 )
-def test_blocks_that_are_not_there(name, frozen, decay, message):
+def test_blocks_that_are_not_there(config, name, frozen, decay, message):
+    check_blocks(config.optim, create(name))
+    config.optim.frozen_blocks, config.optim.layer_decay = frozen, decay
     with pytest.raises(UserError, match=message):
-        check_blocks(name, models.create(name).field("depth"), frozen, decay)
-    check_blocks(name, models.create(name).field("depth"), 0, 1.0)
+        check_blocks(config.optim, create(name))

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import UserError, models, optim, tree
+from vit_jax import UserError, optim, tree
 from vit_jax.config import FIELDS, resolve_config
+from vit_jax.model import create, parameter_shapes
+from vit_jax.models import add_adapters
 from vit_jax.optim import make_lr_multipliers
 from vit_jax.optim.optimizer import DECAYED
 
@@ -113,10 +115,10 @@ def test_weight_decay_is_decoupled(config, decays, factor, amount):
 )
 def test_every_projection_decays(name, fields):
     """What does not is a vector of each layer, or a table whose rows stand for tokens, offsets or mixtures."""
-    model = models.create(name, **fields, resolution=32, num_classes=3)
-    params, key = models.parameter_shapes(model), jax.random.key(0)
+    model = create(name, **fields, resolution=32, num_classes=3)
+    params, key = parameter_shapes(model), jax.random.key(0)
     if "BiT" not in name:  # whose kernels have no adapters
-        params = jax.eval_shape(lambda params: models.add_adapters(params, 1, 1.0, "attention,mlp", key), params)
+        params = jax.eval_shape(lambda params: add_adapters(params, 1, 1.0, "attention,mlp", key), params)
     decayed = tree.flatten(DECAYED["kernels"](params))
     kept = {name.rpartition("/")[2] for name, decays in decayed.items() if not decays}
     table = "cls|probe|registers|position.*|relative_(line|rows|columns)|mixture_.*"

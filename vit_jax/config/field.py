@@ -44,7 +44,7 @@ class Field:
         optional: the type of a field that may be unset, and is unset by default; None: the field must have a value.
         minimum: the smallest number allowed, inclusive. In a tuple it holds for each number.
         maximum: the largest number allowed, inclusive. In a tuple it holds for each number.
-        choices: the words allowed; empty: any value of the type.
+        choices: the words allowed; empty: any value of the type, or those of the model's specs.
         is_integer: whether its numbers must be whole.
         auto: whether the value may be the word auto instead of a whole number.
         on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.

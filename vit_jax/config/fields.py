@@ -93,7 +93,7 @@ _ROWS = (
     Field("use_measured_times", False,
           "at the first start, replaces model.attention=auto by the plain form where vit_jax.measure found that faster",
           since="0.2"),
-    # The model. Its words and numbers are checked by `models.create`.
+    # The model. Its specs in models/ take their defaults from here, list the accepted words and check the numbers.
     Field("model.name", "ViT-B/16",
           "[{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,So400m,g,G}/<patch>, ViT/<patch>, BiT-R50x1, ...",
           synonyms="model arch architecture backbone model_name model_type network variant"),
@@ -128,23 +128,26 @@ _ROWS = (
     Field("model.position", "learned",
           "learned (1-D), learned2d, relative, none (Table 8), sincos2d or sincos2d_moco",
           synonyms="posemb pos_emb pos_embed position_embedding positional_embedding"),
+    # patches: as if the positions were added before the other tokens join.
     Field("model.position_rows", "all", "which tokens have a learned position: all, class (and patches) or patches",
           since="0.2", synonyms="no_embed_class"),
     Field("model.position_place", "stem",
-          "where learned positions are added: stem; every block, own (blocks) or shared",
+          "where learned positions are added (Table 8): stem; every block, with its own (blocks) or one table (shared)",
           since="0.2"),
+    # The default is the authors' for learned positions at the stem; the paper states none for others.
     Field("model.position_std", 0.02, "standard deviation of the initial values of learned positions",
           affects=TRAINING, since="0.2"),
+    # The paper says neither which relative tables there are, nor that offsets are clipped.
     Field("model.relative_tables", "block",
-          "tables of relative positions: one for each block, head, or for the model",
-          since="0.2"),
+          "tables of relative positions: one for each block, for each head of each, or one for the model", since="0.2"),
     Field("model.relative_clip", 0,
-          "largest relative offset with a row of its own, in patches of raster order; 0: all",
+          "largest relative offset with a row of its own, which farther ones share, in patches of raster order; 0: all",
           since="0.2"),
     Field("model.rotary", "none", "rotation of queries and keys: none, or axial (by row and column, as in EVA-02)",
           since="0.2", synonyms="rope use_rot_pos_emb rotary_embedding rope_type"),
     Field("model.rotary_grid", 0, "patches on a side to which rows and columns are scaled for the rotation; 0: not",
           since="0.2"),
+    # Not in the paper, whose section 2 discusses them.
     Field("model.attention_pattern", "full",
           "which patches attend to which: full (all), local, local2d, strided, fixed", since="0.2",
           synonyms="sparse_attention local_attention"),
@@ -152,7 +155,7 @@ _ROWS = (
           "patches of a block of the pattern, in raster order (local2d: on a side); 0: those of a row", since="0.2",
           synonyms="window_size block_length"),
     Field("model.qk_norm", False,
-          "whether queries and keys are normalised, each by a LayerNorm over a head's channels",
+          "whether queries and keys are normalised, each by a LayerNorm over a head's channels, which the heads share",
           since="0.2"),
     Field("model.activation", "gelu_tanh", "of the MLPs: gelu_tanh (as published), gelu (exact) or swiglu (gated)",
           since="0.2", synonyms="act_layer hidden_act act use_swiglu_ffn"),
@@ -161,7 +164,8 @@ _ROWS = (
     Field("model.layer_scale", 0.0, "LayerScale: initial factor of each channel of a residual branch; 0: no factors",
           since="0.2", synonyms="init_values layerscale_value layer_scale_init_value ls_init"),
     Field("model.embed_bias", True, "whether the projection of patches has a bias", since="0.2"),
-    Field("model.stem_epsilons", "released", "of a hybrid's ResNet: released (the authors') or timm", since="0.2"),
+    Field("model.stem_epsilons", "released",
+          "of norms and standardised weights of a hybrid's ResNet: released (the authors') or timm", since="0.2"),
     Field("model.image_mean", (0.5, 0.5, 0.5), "mean of red, green and blue in [0, 1], subtracted before the patches",
           since="0.2", synonyms="mean pixel_mean"),
     Field("model.image_std", (0.5, 0.5, 0.5),
@@ -169,21 +173,27 @@ _ROWS = (
           since="0.2", synonyms="std pixel_std"),
     Field("model.stages", None, "units in each stage of a BiT or of a hybrid's ResNet; unset: by the name",
           optional=tuple, since="0.2"),
+    # Of the authors' two forms, pre_activation is the released one; post_activation is that of the hybrids and of
+    # big_vision's recipes. The others are post_activation with attention. In place of each 3x3 convolution, axial has
+    # attention along columns and rows (D.6), and stand_alone in neighbourhoods (1906.05909). augmented has attention
+    # beside the 3x3 convolutions of all stages but the first (1904.09925). Squeeze-and-excitation: 1709.01507.
     Field("model.unit", None, "of a BiT: pre_activation (if unset), post_activation, axial, stand_alone, augmented",
           optional=str, since="0.2"),
     Field("model.se_reduction", None, "of a BiT: channels to a hidden unit of squeeze-and-excitation; unset: none",
           optional=int, since="0.2"),
     Field("model.root", None, "of a BiT: convolution (if unset), or attention, the stem of stand-alone attention",
           optional=str, since="0.2"),
+    # Around the images in the max pooling of a pre-activation root: zeros, as the released weights were trained, or the
+    # lowest number, as in big_vision. After the other root's ReLU it makes no difference.
     Field("model.border", None, "of a BiT's root pooling: zeros, as released (unset), or lowest",
           optional=str, since="0.2"),
     Field("model.dropout_rate", 0.0, "dropout after every dense layer except qkv and after the positions are added",
           affects=TRAINING, synonyms="dropout drop drop_rate hidden_dropout_prob"),
-    Field("model.stochastic_depth", 0.0,
-          "rate at which the last block drops a residual branch",
+    Field("model.stochastic_depth", 0.0, "rate at which the last block drops a residual branch",
           affects=TRAINING, synonyms="drop_path drop_path_rate droppath stoch_depth stochastic_depth_rate"),
     Field("model.stochastic_depth_schedule", "linear", "the rate of the blocks before: linear from 0, or constant",
-          choices=("linear", "constant"), affects=TRAINING, since="0.2"),
+          affects=TRAINING, since="0.2"),
+    # Parameters, softmax, statistics and logits are float32.
     Field("model.dtype", "auto", "type of the activations: float32, bfloat16 or auto (bfloat16 on TPU and GPU)",
           choices=("auto", "float32", "bfloat16"), affects=EXECUTION,
           synonyms="amp amp_dtype bf16 fp16 half_precision mixed_precision precision compute_dtype"),
@@ -191,7 +201,7 @@ _ROWS = (
           affects=EXECUTION),
     Field("model.mlp", "auto",
           "how an MLP is computed: jit (by the compiler), shard_map (explicit communication), fused (TPU, a kernel "
-          "with the norm) or auto (the fastest here)",
+          "with norm and residual, in blocks that allow it) or auto (the fastest here)",
           affects=EXECUTION),
     Field("model.remat", "none",
           "recomputed backwards: none, dots (all but matmuls), mlp, attention (all but it), full",
@@ -291,6 +301,7 @@ _ROWS = (
           optional=float, minimum=0, maximum=MOST_DECAY),
     Field("optim.moment_dtype", None, "of the first moment: float32 or bfloat16; unset: float32, adafactor's bfloat16",
           optional=str, choices=("float32", "bfloat16"), on_resume=REFUSED, synonyms="optim_dtype mu_dtype"),
+    # The gradients of a hybrid's ResNet always have the dtype of the activations.
     Field("optim.grad_dtype", "auto",
           "of kernels' gradients: auto (as activations) or float32 (doubles their exchange)",
           choices=("auto", "float32"), since="0.2",

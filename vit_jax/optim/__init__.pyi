@@ -1,6 +1,7 @@
 from .lr_multipliers import UNSCALED as UNSCALED
 from .lr_multipliers import LrMultipliers as LrMultipliers
 from .lr_multipliers import Multiplier as Multiplier
+from .lr_multipliers import check_blocks as check_blocks
 from .lr_multipliers import make_lr_multipliers as make_lr_multipliers
 from .optimizer import make_optimizer as make_optimizer
 from .schedule import LearningRate as LearningRate

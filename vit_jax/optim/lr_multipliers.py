@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, tree
+from vit_jax import UserError, refuse, tree
+from vit_jax.model import Model
 from vit_jax.models import block_name, count_blocks, is_before_blocks, is_stacked
 from vit_jax.tree import ArrayTree
 
@@ -99,6 +100,29 @@ class LrMultipliers:
 
 
 UNSCALED = LrMultipliers()
+
+
+def check_blocks(optim: ConfigDict, model: Model) -> None:
+    """Checks the fields of the group `optim` that count blocks.
+
+    Raises:
+        UserError: a field counts blocks but the model has none; more blocks are frozen than it has; or all blocks are
+            frozen, so that `layer_decay` changes nothing.
+    """
+    depth, frozen, decay = model.field("depth"), optim.frozen_blocks, optim.layer_decay
+    refuse(
+        (
+            depth is None and (frozen or decay != 1),
+            f"{model.name} has no encoder blocks: set optim.frozen_blocks=0 and optim.layer_decay=1; for the rates of "
+            "its stages set optim.lr_multipliers, as in root/.*=0,stage1/.*=0.1.",
+        ),
+        (frozen > (depth or 0), f"optim.frozen_blocks={frozen} must be at most {depth}, the blocks of {model.name}."),
+        (
+            frozen == depth and decay != 1,
+            f"optim.layer_decay={decay:g} changes no rate while optim.frozen_blocks={frozen} freezes all blocks; set "
+            "optim.layer_decay to 1, or freeze fewer blocks.",
+        ),
+    )
 
 
 def make_lr_multipliers(config: ConfigDict) -> LrMultipliers:
