@@ -23,10 +23,11 @@ import jax
 import numpy as np
 
 from configs import base
-from vit_jax import data, models, sharding
+from vit_jax import data, sharding
 from vit_jax.evals.outputs import compute_outputs
 from vit_jax.inference import make_inference
 from vit_jax.machine import keep_freed_memory
+from vit_jax.model import create
 
 DISTINCT = 100
 OURS = "vit_jax"
@@ -59,7 +60,7 @@ class Ours:
         config, info = data.complete_config(config)
         mesh = sharding.make_mesh(config, jax.devices()[:1])
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        model = models.create(arguments.model, resolution=arguments.resolution, num_classes=0, dtype=dtype)
+        model = create(arguments.model, resolution=arguments.resolution, num_classes=0, dtype=dtype)
         model = model.for_device(jax.devices()[0].device_kind, arguments.batch)
         self.image = jax.numpy.zeros((arguments.batch, arguments.resolution, arguments.resolution, 3))
         self.params = jax.jit(model.init)(jax.random.key(0), self.image[:1])

@@ -18,11 +18,10 @@ from jax.sharding import Mesh
 from benchmarks.tpu import table
 from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
-from vit_jax.models import create
-from vit_jax.models.attention import ATTENTIONS, AttentionChange, Pattern, choose_packing
-from vit_jax.models.attention_choice import attention_sizes
-from vit_jax.models.attention_pattern import attended_pairs
-from vit_jax.models.sparse_attention import attend_in_pattern
+from vit_jax.execution import ATTENTIONS, attention_sizes, choose_packing
+from vit_jax.model import create
+from vit_jax.models import AttentionChange, Pattern
+from vit_jax.models.pattern import attended_pairs
 from vit_jax.models.spec import ModelSpec
 from vit_jax.planning import serialization, targets
 from vit_jax.planning.compiler import Function, compile_function
@@ -59,7 +58,7 @@ def compile_case(name: str) -> Report:
     packing = choose_packing(kind, attention_sizes(spec, images), device.device_kind)
     change = AttentionChange()
     if spec.attention.is_sparse:
-        change = AttentionChange(pattern=Pattern(attended_pairs(spec), functools.partial(attend_in_pattern, spec)))
+        change = AttentionChange(pattern=Pattern(spec))
     attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import tpu_big_vision
 from benchmarks.tpu_process import answer
 from configs import base
-from vit_jax.models import macs_per_image
+from vit_jax.macs import macs_per_image
 from vit_jax.planning import serialization, targets
 from vit_jax.planning.compiler import Function, compile_function
 from vit_jax.program import program_without_data

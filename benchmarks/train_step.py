@@ -40,10 +40,12 @@ import optax
 from configs import base
 from vit_jax import UserError, data, reason, sharding
 from vit_jax.config import parse_value, resolve_config
+from vit_jax.execution import attention
 from vit_jax.hardware.products import make_product_call
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import MALLOPT_SETTINGS
-from vit_jax.models import ModelSpec, attention, macs_per_image
+from vit_jax.macs import macs_per_image
+from vit_jax.models import ModelSpec, softmax_attention
 from vit_jax.planning import peak_bytes
 from vit_jax.program import make_program
 
@@ -204,7 +206,7 @@ def triton(x, kernel, bias, packing, change):
         block_sizes=sizes,
         interpret=jax.default_backend() == "cpu",
     )
-    weights = attention.tokens_first(qkv[:, :tokens])[1]  # which no step returns, so that none is computed
+    weights = softmax_attention(qkv[:, :tokens])[1]  # which no step returns, so that none is computed
     return packing.pack(attended[:, :tokens].reshape(batch, tokens, heads * head_dim)), weights
 
 

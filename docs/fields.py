@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vit_jax.config import FIELDS, Affects, Field
 from vit_jax.config.field import rule_of
+from vit_jax.models import BitSpec, ModelSpec, field_words
 
 INTRODUCTION = """# Fields of a configuration
 
@@ -36,10 +37,13 @@ GROUPS = {
     "checkpoint": "The checkpoints",
 }
 
+# The words that the specs of the models accept, by the last part of a field's name. A BiT accepts some of a ViT's.
+WORDS = field_words(BitSpec()) | field_words(ModelSpec())
+
 
 def accepted(field: Field) -> str:
     """Returns the cell `accepts` of a field: its words or bounds, and its rules that are not those of its group."""
-    words = [" ".join(field.choices)] if field.choices else []
+    words = [" ".join(field.choices or WORDS.get(field.name.removeprefix("model."), ()))]
     bounded = field.minimum > -math.inf, field.maximum < math.inf
     if any(bounded):
         words.append(f"{field.minimum} to {field.maximum}" if all(bounded) else f"{field.minimum} or more")
@@ -47,7 +51,7 @@ def accepted(field: Field) -> str:
     words += [f"of {', '.join(field.kinds)}"] if field.kinds else []
     words += ["execution"] if field.affects is Affects.EXECUTION else []
     words += [f"on resume: {field.rule.value}"] if field.rule is not rule_of(field.name, field.affects) else []
-    return "; ".join(words)
+    return "; ".join(filter(None, words))
 
 
 def page() -> str:

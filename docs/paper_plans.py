@@ -21,7 +21,7 @@ from docs.plans import plan_recipe
 from docs.results_page import PLANS, read_plans
 from vit_jax import UserError, choose, cli
 from vit_jax.config import resolve_config
-from vit_jax.models import macs_per_image
+from vit_jax.macs import macs_per_image
 from vit_jax.program import model_without_data
 
 FIELDS = ("recipe", "topology", "chips", "steps", "hours", "chip_hours", "like")

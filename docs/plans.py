@@ -15,8 +15,9 @@ from pathlib import Path
 import jax
 
 from docs.pages import print_sections
-from vit_jax import analysis, cli, models
-from vit_jax.models import macs_per_image
+from vit_jax import analysis, cli
+from vit_jax.macs import macs_per_image
+from vit_jax.model import Model, create
 from vit_jax.paper import read_paper_runs
 from vit_jax.plan import plan_models
 from vit_jax.planning import STRATEGIES, PlanRequest, compile_in_subprocess, config_flags, flops, make_plan, plan_table
@@ -30,10 +31,10 @@ NOT_COMPILED = ("BiT-R152x4",)  # the figure has this model too
 JFT_IMAGES, JFT_CLASSES = 303e6, 18_291
 
 
-def table_6_model(name: str) -> models.Model:
+def table_6_model(name: str) -> Model:
     """Returns a model of Table 6 with the head of its pre-training, with `scan` because that is traced fastest."""
     fields = {} if name.startswith("BiT") else {"pre_logits": True, "scan": True}
-    return models.create(name, num_classes=JFT_CLASSES, **fields)
+    return create(name, num_classes=JFT_CLASSES, **fields)
 
 
 def exaflops() -> list[str]:

@@ -15,7 +15,7 @@ from tests.conftest import ROOT, write_tfds
 from tests.data.test_parquet import write_table
 from tests.evals.helpers import make_source
 from tests.faults.hosts import Hosts, metrics
-from vit_jax import UserError, cli, data, evals, evaluate, interop, models, predict, record, train
+from vit_jax import UserError, cli, data, evals, evaluate, interop, predict, record, train
 from vit_jax.config import (
     EVAL_KINDS,
     best_metrics,
@@ -30,6 +30,7 @@ from vit_jax.evals.outputs import compute_outputs
 from vit_jax.evals.prediction_files import write_confusion
 from vit_jax.evals.requests import request_evaluations
 from vit_jax.inference import make_inference
+from vit_jax.model import create
 from vit_jax.program import prepare
 from vit_jax.sharding import make_mesh
 from vit_jax.storage import versions
@@ -319,7 +320,7 @@ def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypat
     assert sum(int(count) for row in rows[1:] for count in row[1:-1]) == 50
     assert start.with_name(f"{start.name}.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
-    model, labels = models.create("ViT-mu/8", num_classes=2), np.array([0, 1])
+    model, labels = create("ViT-mu/8", num_classes=2), np.array([0, 1])
     write_confusion(tmp_path / "plain", base.evaluation("classify"), make_source("ab"), model, np.eye(2), labels)
     assert (tmp_path / "plain.csv").exists() and not (tmp_path / "plain.png").exists()
 
@@ -362,7 +363,7 @@ def test_a_cache_that_is_full_or_damaged_costs_no_evaluation(run, passes, tmp_pa
 @pytest.mark.slow
 def test_real_labels_go_by_the_file_names_of_tfds(tmp_path):
     write_tfds(tmp_path, "imagenet2012", "5.1.0", WNIDS, {"validation": 5}, "ILSVRC2012_val_{:08}.JPEG")
-    model = models.create("ViT-mu/4", num_classes=1000, resolution=8, preprocess="resize(8)|value_range(-1,1)")
+    model = create("ViT-mu/4", num_classes=1000, resolution=8, preprocess="resize(8)|value_range(-1,1)")
     weights = model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), np.float32))
     weights["head"]["bias"] = jax.nn.one_hot(7, 1000) * 100  # it predicts class 7 whatever it sees
     interop.save(tmp_path / "model.npz", model, jax.device_get(weights))
@@ -571,7 +572,7 @@ def test_logits_that_are_not_finite_are_refused(tmp_path, monkeypatch, capsys):
         folder.mkdir(parents=True)
         Image.fromarray(np.full((8, 8, 3), level, np.uint8)).save(folder / "x.png")
     pipe = {"preprocess": "resize(8)|value_range(-1,1)", "resolution": 8, "num_classes": 3}
-    model = models.create("ViT-mu/8", depth=1, **pipe)
+    model = create("ViT-mu/8", depth=1, **pipe)
     params = model.init(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))
     params["head"]["kernel"] = np.full(params["head"]["kernel"].shape, 3e38, np.float32)
     vit_jax.save(tmp_path / "m.npz", model, params)

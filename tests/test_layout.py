@@ -19,7 +19,9 @@ LAYERS = (
     "streams tree columns json_text kernels storage paper",
     "config machine sharding",
     "data monitoring models",
-    "optim",
+    "execution",
+    "model",
+    "macs optim",
     "tasks",
     "distributed inference step",
     "checkpoint program cli",
@@ -48,7 +50,7 @@ PIPES += ("vit_jax.machine.kernels",)
 
 # Library -> the only modules that may import it.
 OWNERS = {
-    "flax": r"vit_jax\.models(\..*)?",
+    "flax": r"vit_jax\.(models(\..*)?|model)",
     "grain": r"vit_jax\.data(\..*)?",
     "tensorflow_datasets": r"vit_jax\.data(\..*)?",
     "cv2": r"vit_jax\.data(\..*)?",

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from configs import masked_patches, masked_patches_cifar10, masked_patches_digits, smoke
-from vit_jax import UserError, data, evaluate, interop, look, models, predict, sharding, train
+from vit_jax import UserError, data, evaluate, interop, look, predict, sharding, train
 from vit_jax.config import check_config, resolve_config
+from vit_jax.model import create, parameter_shapes
 from vit_jax.program import make_program, prepare, program_without_data
 from vit_jax.tasks import MaskedPatches
 from vit_jax.tasks.corruption import cut_patches, draw_corruption, join_patches
@@ -151,8 +152,8 @@ def test_only_corrupted_patches_count():
 
 
 def test_a_masked_patch_is_not_seen():
-    model = models.create("ViT-mu/4", head="patches", num_classes=8, resolution=16)
-    shapes = models.parameter_shapes(model)
+    model = create("ViT-mu/4", head="patches", num_classes=8, resolution=16)
+    shapes = parameter_shapes(model)
     params = jax.tree.map(lambda leaf: RANDOM.normal(0, 0.1, leaf.shape).astype(np.float32), shapes)
     images = RANDOM.uniform(-1, 1, (2, 16, 16, 3)).astype(np.float32)
     masked = np.zeros((2, 16), bool)

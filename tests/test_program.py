@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import UserError, data, evals, models, optim, sharding, tasks, tree
+from vit_jax import UserError, data, evals, optim, sharding, tasks, tree
 from vit_jax.config import resolve_config
+from vit_jax.model import create
 from vit_jax.program import make_program
 from vit_jax.step import TrainStep
 from vit_jax.training import run_summary
@@ -45,11 +46,11 @@ def losses(program, steps=10):
 
 def test_a_program_creates_its_model_and_makes_its_task_once(tiny):
     with (
-        mock.patch.object(models, "create", wraps=models.create) as create,
+        mock.patch("vit_jax.program.create", wraps=create) as created,
         mock.patch.object(tasks, "make_task", wraps=tasks.make_task) as make_task,
     ):
         program = build(tiny)
-    assert (create.call_count, make_task.call_count) == (1, 1)
+    assert (created.call_count, make_task.call_count) == (1, 1)
     assert program.model.field("num_classes") == program.task.num_classes == 10
 
 
@@ -104,7 +105,7 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
 
 def make_step(config, optimizer, schedule):
     """A step whose optimizer is given; its model is not run."""
-    model = models.create("ViT-mu/16")
+    model = create("ViT-mu/16")
     return TrainStep(model, tasks.make_task(config, model, 10), optimizer, schedule, 0, accum_steps=1, ema_decay=0.9)
 
 

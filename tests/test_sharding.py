@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from tests.test_program import batches, build
-from vit_jax import UserError, kernels, models, sharding, tree
+from vit_jax import UserError, kernels, sharding, tree
+from vit_jax.execution import DeviceOps
+from vit_jax.model import create, parameter_shapes
 from vit_jax.models import bit_spec, variants
 from vit_jax.models.mlp import Mlp
 from vit_jax.planning import collectives
@@ -184,15 +186,19 @@ def test_a_bit_trains_as_one_device(tiny, monkeypatch, unit):
 
 def test_the_mlps_agree(tiny):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
-    jit, shard_map = (models.create("ViT-mu/16", dropout_rate=0.3, mlp=mlp).spec for mlp in ("jit", "shard_map"))
+    jit, shard_map = (create("ViT-mu/16", dropout_rate=0.3, mlp=mlp).spec for mlp in ("jit", "shard_map"))
     x = jax.random.normal(jax.random.key(1), (40, 32))
     packing = kernels.Packing(tokens=9, images=1, rows=10)
-    variables, again = (Mlp(spec, packing).init(jax.random.key(0), x) for spec in (jit, shard_map))
+
+    def mlp(spec):
+        return Mlp(spec, DeviceOps(spec=spec, packing=packing))
+
+    variables, again = (mlp(spec).init(jax.random.key(0), x) for spec in (jit, shard_map))
     chex.assert_trees_all_equal(variables, again)
 
     def result(spec, mesh):
         def scalar(params, x):
-            y = Mlp(spec, packing).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
+            y = mlp(spec).apply({"params": params}, x, rngs={"dropout": jax.random.key(2)})
             return (y**2).sum(), y
 
         def run(params, x):
@@ -210,14 +216,14 @@ def test_the_mlps_agree(tiny):
 @pytest.mark.parametrize(("mlp", "constrained"), [("jit", 2), ("shard_map", 0)])
 def test_kernels_pass_in_bfloat16_and_their_gradients_in_float32(tiny, mlp, constrained):
     mesh = sharding.make_mesh(on({"data": 2, "fsdp": 2, "tensor": 2}, tiny))
-    spec = models.create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32", mlp=mlp).spec
+    spec = create("ViT-mu/16", dtype="bfloat16", grad_dtype="float32", mlp=mlp).spec
     x = jax.random.normal(jax.random.key(1), (40, 32), jnp.bfloat16)
-    packing = kernels.Packing(len(x), 1, len(x))
-    params = Mlp(spec, packing).init(jax.random.key(0), x)["params"]
+    layers = Mlp(spec, DeviceOps(spec=spec, packing=kernels.Packing(len(x), 1, len(x))))
+    params = layers.init(jax.random.key(0), x)["params"]
 
     def loss(params):
         with sharding.use_mesh(mesh):
-            return (Mlp(spec, packing).apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
+            return (layers.apply({"params": params}, x).astype(jnp.float32) ** 2).sum()
 
     lowered = jax.jit(jax.grad(loss)).lower(params)
     # Kernels and the hidden activations; of those in float32, both are gradients of kernels.
@@ -267,10 +273,10 @@ def test_the_attention_kernel_trains_as_one_device(tiny, fields):
 
 def test_images_stay_whole_where_the_mesh_divides_their_rows_only():
     """Four devices and six images of 24 rows: the compiler splits them."""
-    model = models.create("ViT-mu/8", resolution=32, depth=1, attention="fused", num_classes=3)
+    model = create("ViT-mu/8", resolution=32, depth=1, attention="fused", num_classes=3)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(1, 4, 1, 1), sharding.AXES)
     images = jax.ShapeDtypeStruct((6, 32, 32, 3), jnp.float32)
-    params = models.parameter_shapes(model)
+    params = parameter_shapes(model)
     with sharding.use_mesh(mesh):
         logits, _ = jax.eval_shape(model.apply, params, images)
     assert logits.shape == (6, 3)

@@ -21,6 +21,7 @@ from vit_jax import program as program_module
 from vit_jax.checkpoint import find_checkpoint, latest_step
 from vit_jax.data import loader
 from vit_jax.evals import loaded_model
+from vit_jax.model import create, parameter_shapes
 from vit_jax.monitoring import train_metrics
 
 
@@ -294,41 +295,41 @@ def test_patches_of_another_size_start_a_run_only_where_that_is_asked_for(run, q
 
 
 def test_what_differs_ends_with_the_flags_to_paste():
-    source = models.create("ViT-S/16", num_classes=1000, pooling="gap", pre_logits=True)
+    source = create("ViT-S/16", num_classes=1000, pooling="gap", pre_logits=True)
 
     def sentence(target, keep_head=False):
         with pytest.raises(UserError) as raised:
             interop.adapt_parameters(source, {}, target, {}, keep_head)
         return str(raised.value)
 
-    target = models.create("ViT-B/16", num_classes=10)
+    target = create("ViT-B/16", num_classes=10)
     found = sentence(target)
     assert found.startswith(
         "the checkpoint contains a model with width 384, not 768, mlp_dim 1536, not 3072, num_heads 6, not 12, pool"
     )
     assert found.endswith("; to match it, set --config.model.name=ViT-S/16 --config.model.pooling=gap")
     assert sentence(target, True).endswith("-S/16 --config.model.pooling=gap --config.model.pre_logits=True")
-    target = models.create("ViT-mu/4", width=384, depth=3, pooling="gap")
+    target = create("ViT-mu/4", width=384, depth=3, pooling="gap")
     assert sentence(target).endswith("; to match it, set --config.model.name=ViT-S/16 --config.model.depth=12")
-    target = models.create("ViT-S/16", num_classes=10, pooling="gap", pre_logits=True)
+    target = create("ViT-S/16", num_classes=10, pooling="gap", pre_logits=True)
     assert (
         sentence(target, True)
         == "the checkpoint's head has 1,000 classes, not 10; without --config.keep_head the run starts with a new head."
     )
-    source = models.create("ViT/8", width=64, depth=2, mlp_dim=128, num_heads=2, num_classes=10)
+    source = create("ViT/8", width=64, depth=2, mlp_dim=128, num_heads=2, num_classes=10)
     flags = " ".join(
         f"--config.model.{flag}" for flag in ("name=ViT/8", "width=64", "depth=2", "mlp_dim=128", "num_heads=2")
     )
     assert sentence(target).endswith(f"; to match it, set {flags} --config.model.pooling=token")
-    source = models.create("R50+ViT-B/16")
-    assert sentence(models.create("ViT-B/16")).endswith("; to match it, set --config.model.name=R50+ViT-B/16")
-    source = models.create("ViT-S/16", pooling="gap", patch_size=8)
-    assert sentence(models.create("ViT-S/16")).endswith("; no field of config.model sets patch_size 8")
+    source = create("R50+ViT-B/16")
+    assert sentence(create("ViT-B/16")).endswith("; to match it, set --config.model.name=R50+ViT-B/16")
+    source = create("ViT-S/16", pooling="gap", patch_size=8)
+    assert sentence(create("ViT-S/16")).endswith("; no field of config.model sets patch_size 8")
 
 
 def test_positions_are_resampled_as_is_said():
-    source, target = (models.create("ViT-mu/4", resolution=size, num_classes=3) for size in (16, 24))
-    shapes, wanted = models.parameter_shapes(source), models.parameter_shapes(target)
+    source, target = (create("ViT-mu/4", resolution=size, num_classes=3) for size in (16, 24))
+    shapes, wanted = parameter_shapes(source), parameter_shapes(target)
     random = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
     linear, bicubic = (

@@ -41,7 +41,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "create":
-        from vit_jax.models import create
+        from vit_jax.model import create
 
         return create
     if name in ("list_models", "load", "save"):

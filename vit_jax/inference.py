@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import models, sharding, tasks
+from vit_jax import sharding, tasks
 from vit_jax.kernels import choose_options
+from vit_jax.model import Model
 from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
@@ -38,7 +39,7 @@ class Inference:
     """
 
     mesh: Mesh
-    model: models.Model
+    model: Model
     task: tasks.Task
     params: ArrayTree
     params_shardings: ArrayTree
@@ -51,7 +52,7 @@ class Inference:
 
 
 def make_inference(
-    model: models.Model, mesh: Mesh, params: ArrayTree, task: tasks.Task | None = None, compiler_options: str = ""
+    model: Model, mesh: Mesh, params: ArrayTree, task: tasks.Task | None = None, compiler_options: str = ""
 ) -> Inference:
     """Returns the functions of a model whose parameters have the shapes of `params`.
 

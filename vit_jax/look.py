@@ -22,7 +22,7 @@ import numpy as np
 from vit_jax import UserError, analysis, cli, data, user_errors, without_queries
 from vit_jax.data.images import list_images
 from vit_jax.evals import count_nonfinite, open_weights, refuse_nonfinite, rounded
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 
 def look(

@@ -27,7 +27,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose, cli, models, reason, sharding, tell, user_errors
+from vit_jax import UserError, choose, cli, reason, sharding, tell, user_errors
 from vit_jax.config import flatten_config, get_config, parse_value
 from vit_jax.distributed import Coordinator, Supervisor, run_on_all
 from vit_jax.hardware import (
@@ -54,6 +54,7 @@ from vit_jax.hardware import (
     read_record,
     write_record,
 )
+from vit_jax.model import create
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem
 
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> None:
     args, arguments = make_parser().parse_known_args(argv[1:])
     chosen = tuple(args.models.split(","))
     for name in chosen:
-        models.create(name)
+        create(name)
     cli.join_hosts()
     coordinator = Supervisor()
     config, given = read_config(arguments)

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, analysis, choose, cli, models, tell, user_errors
+from vit_jax import UserError, analysis, choose, cli, tell, user_errors
 from vit_jax.config import get_config, parse_command_line
 from vit_jax.json_text import to_json
+from vit_jax.model import create
 from vit_jax.monitoring import read_run
 from vit_jax.planning import (
     ASSUMED_FAULTS,
@@ -169,7 +170,7 @@ def without_foreign_fields(config: ConfigDict, name: str) -> dict[str, str]:
     Raises:
         UserError: no model has this name.
     """
-    own, defaults = models.create(name).values, get_config().model
+    own, defaults = create(name).values, get_config().model
     foreign = (key for key in config.model if key not in own and key in defaults and key != "name")
     return {f"model.{key}": str(defaults[key]) for key in foreign if config.model[key] != defaults[key]}
 

@@ -17,14 +17,15 @@ from vit_jax import UserError, data, errors_of, models, optim, sharding, tasks, 
 from vit_jax.config import check_config, resolve_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.machine import check_settings
-from vit_jax.models import add_adapters, check_blocks
+from vit_jax.model import Model, create, parameter_shapes
+from vit_jax.models import add_adapters
 from vit_jax.optim import Adapters, LastBlocks, Multiplier, make_lr_multipliers, make_sharpness
 from vit_jax.step import StepMetrics, TrainState, TrainStep
 from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
 # (model, a device of this host, devices over which heads are split) -> the model, or one without a wrong kernel
-ModelCheck: TypeAlias = Callable[[models.Model, jax.Device, int], models.Model]
+ModelCheck: TypeAlias = Callable[[Model, jax.Device, int], Model]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def make_program(
     mesh: Mesh,
     spec: data.DataSpec,
     check: ModelCheck | None = None,
-    teacher: models.Model | None = None,
+    teacher: Model | None = None,
 ) -> Program:
     """Builds the program of a config whose durations are in steps, for data of the given shapes.
 
@@ -119,7 +120,7 @@ def make_program(
 
 
 def make_teacher(
-    config: ConfigDict, teacher: models.Model, student: models.Model, mesh: Mesh, check: ModelCheck | None = None
+    config: ConfigDict, teacher: Model, student: Model, mesh: Mesh, check: ModelCheck | None = None
 ) -> Inference:
     """Returns the functions of a teacher, which computes with the dtype and the implementations of its student.
 
@@ -145,19 +146,17 @@ def make_teacher(
         fields |= {key: config.model[key] for key in ("attention", "mlp", "scan")}
     with errors_of(f"task.teacher={name}"):
         teacher = for_mesh(teacher.with_fields(**fields), config, mesh, check)
-        return make_inference(teacher, mesh, models.parameter_shapes(teacher), compiler_options=config.compiler_options)
+        return make_inference(teacher, mesh, parameter_shapes(teacher), compiler_options=config.compiler_options)
 
 
-def make_train_step(
-    config: ConfigDict, model: models.Model, task: tasks.Task, teacher: models.Model | None = None
-) -> TrainStep:
+def make_train_step(config: ConfigDict, model: Model, task: tasks.Task, teacher: Model | None = None) -> TrainStep:
     """Returns the update that a config describes.
 
     Raises:
         UserError: `config.optim.lr_multipliers` cannot be parsed, or the model does not have the blocks that the
             configuration counts.
     """
-    check_blocks(model.name, model.field("depth"), config.optim.frozen_blocks, config.optim.layer_decay)
+    optim.check_blocks(config.optim, model)
     rate, multipliers = optim.make_schedule(config), make_lr_multipliers(config)
     return TrainStep(
         model=model,
@@ -184,7 +183,7 @@ def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStru
 
 
 def prepare(
-    config: ConfigDict, check: ModelCheck | None = None, teacher: models.Model | None = None
+    config: ConfigDict, check: ModelCheck | None = None, teacher: Model | None = None
 ) -> tuple[ConfigDict, data.DataInfo, Program]:
     """Returns the parts of a run. Nothing is written or compiled, except by `check`; see `make_program`.
 
@@ -219,7 +218,7 @@ def describe_program(program: Program, preprocess: str | None, class_names: tupl
 
 
 def program_without_data(
-    config: ConfigDict, devices: Sequence[jax.Device] | None = None, teacher: models.Model | None = None
+    config: ConfigDict, devices: Sequence[jax.Device] | None = None, teacher: Model | None = None
 ) -> tuple[ConfigDict, Program]:
     """Returns the configuration with its durations in steps, and the program, without opening the data.
 
@@ -258,7 +257,7 @@ def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
     return sharding.make_mesh(config)
 
 
-def for_mesh(model: models.Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> models.Model:
+def for_mesh(model: Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> Model:
     """Returns the model with its fields that are `auto` chosen for the mesh's devices.
 
     `check` may replace the model after a trial on one of them.
@@ -268,7 +267,7 @@ def for_mesh(model: models.Model, config: ConfigDict, mesh: Mesh, check: ModelCh
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
 
 
-def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> tuple[models.Model, tasks.Task]:
+def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> tuple[Model, tasks.Task]:
     """Returns the model of `config.model` before anything is chosen for devices, with its task's head, and the task.
 
     Args:
@@ -292,12 +291,12 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
             "write {resolution} in data.preprocess in place of the size, or change both."
         )
     fields["resolution"] = resolution
-    model = models.create(config.model.name, **fields)
+    model = create(config.model.name, **fields)
     task = tasks.make_task(config, model, spec.num_classes, spec.max_labels)
     return model.with_fields(**task.head), task
 
 
-def model_without_data(config: ConfigDict) -> models.Model:
+def model_without_data(config: ConfigDict) -> Model:
     """Returns the model of a configuration that need not state how many classes and examples its data have.
 
     Raises:

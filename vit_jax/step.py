@@ -10,7 +10,8 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from vit_jax import tree
-from vit_jax.models import Model, is_adapted, merge_adapters
+from vit_jax.model import Model
+from vit_jax.models import is_adapted, merge_adapters
 from vit_jax.optim import UNSCALED, WHOLE, Adapters, GradientRule, LossAndGrads, LrMultipliers, TrainedPart, one_pass
 from vit_jax.tasks import Batch, Task
 from vit_jax.tree import ArrayTree

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from vit_jax import UserError, look, models
+from vit_jax import UserError, look
 from vit_jax.analysis import figures, look_page, measure, observe
+from vit_jax.model import create
 from vit_jax.models import resnet
 
 RANDOM = np.random.default_rng(0)
@@ -108,7 +109,7 @@ def write(folder, model, images, **how):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     names = [f"<i>class</i> {i}" for i in range(5)]
-    model = models.create("ViT-mu/8", resolution=(32, 48), depth=3, num_classes=5, class_names=names)
+    model = create("ViT-mu/8", resolution=(32, 48), depth=3, num_classes=5, class_names=names)
     return write(tmp_path_factory.mktemp("look"), model, 7, saliency=True)
 
 
@@ -139,7 +140,7 @@ def test_every_figure_is_a_png_and_an_svg(written):
 @pytest.mark.slow
 def test_what_a_model_does_not_have_is_said(tmp_path):
     fields = {"pooling": "gap", "position": "sincos2d", "num_classes": 0, "resolution": 32}
-    model = models.create("R+ViT-mu/16", **fields)
+    model = create("R+ViT-mu/16", **fields)
     page = check_page(write(tmp_path / "new" / "folder", model, 1)[0].read_text())
     assert "fixed sines and cosines" in page.text and "no classifier" in page.text and "no class token" in page.text
     assert "the first convolution of the ResNet" in page.text and "1 x 1 patches of 32 pixels" in page.text
@@ -171,7 +172,7 @@ def test_wrong_numbers_are_answered_before_anything_is_read():
 
 @pytest.mark.slow
 def test_from_a_photograph_to_the_page(tmp_path, capsys):
-    model = models.create("ViT-mu/8", resolution=16, num_classes=3, preprocess="resize(16)|value_range(-1,1)")
+    model = create("ViT-mu/8", resolution=16, num_classes=3, preprocess="resize(16)|value_range(-1,1)")
     image = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
     vit_jax.save(tmp_path / "model.npz", model, jax.jit(model.init)(jax.random.key(0), image))
     for number in range(2):

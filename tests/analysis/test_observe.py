@@ -8,10 +8,11 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import kernels, look, models
+from vit_jax import kernels, look
 from vit_jax.analysis import measure, observe
 from vit_jax.evals.loaded_model import open_weights
 from vit_jax.inference import make_inference
+from vit_jax.model import create
 
 CHECKPOINT = ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz"
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (11, 32, 32, 3)).astype(np.float32)
@@ -58,7 +59,7 @@ def test_batches_on_the_mesh_give_the_measures_of_all_attention(loaded, plain):
 @pytest.mark.parametrize("values", [(0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0)])
 def test_pictures_are_the_photographs_in_any_range_of_values(tmp_path, values):
     levels = np.random.default_rng(0).integers(0, 255, (2, 8, 8, 3)).astype(np.uint8)
-    model = models.create("ViT-mu/4", num_classes=3, resolution=8)
+    model = create("ViT-mu/4", num_classes=3, resolution=8)
     pipe = "resize(8)|value_range({:g},{:g})".format(*values)
     model = dataclasses.replace(model, preprocess=pipe)
     vit_jax.save(tmp_path / "m.npz", model, jax.device_get(model.init(jax.random.key(0), np.zeros((1, 8, 8, 3)))))
@@ -98,7 +99,7 @@ def test_the_batch_fits_the_devices_the_images_and_the_memory(loaded, monkeypatc
 
 @pytest.mark.slow
 def test_attention_along_columns_follows_that_along_rows(loaded):
-    model = models.create("Axial-ViT-mu/8", depth=2, resolution=32)
+    model = create("Axial-ViT-mu/8", depth=2, resolution=32)
     params = model.init(jax.random.key(0), IMAGES[:1])
     program = make_inference(model, loaded.program.mesh, jax.eval_shape(lambda: params))
     seen, _ = run(program, params)
@@ -113,7 +114,7 @@ def test_attention_along_columns_follows_that_along_rows(loaded):
 @pytest.mark.slow
 def test_a_program_never_holds_the_attention_of_all_blocks(loaded):
     """It needs less memory beside that of the logits than half of the attention."""
-    model = models.create("ViT/8", width=24, depth=12, mlp_dim=48, num_heads=6, attention="heads_first")
+    model = create("ViT/8", width=24, depth=12, mlp_dim=48, num_heads=6, attention="heads_first")
     tokens = 1 + 28 * 28
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.analysis import plot
 from vit_jax.analysis.drawings import position_table
 from vit_jax.analysis.figures import position_similarity
+from vit_jax.model import create
 
 
 def test_a_confusion_matrix_is_in_per_cent_of_each_class():
@@ -21,7 +21,7 @@ def test_patches_are_counted_from_one():
 
 
 def test_a_position_on_each_axis_is_joined_in_raster_order():
-    spec = models.create("ViT-mu/16", resolution=(32, 48), position="learned2d").spec
+    spec = create("ViT-mu/16", resolution=(32, 48), position="learned2d").spec
     tables = {"position_x": np.array([[1], [2], [3]]), "position_y": np.array([[7], [8]])}
     assert position_table(spec, tables).tolist() == [[1, 7], [2, 7], [3, 7], [1, 8], [2, 8], [3, 8]]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
-from vit_jax import UserError, models, report, train
+from vit_jax import UserError, report, train
 from vit_jax.analysis import (
     curves,
     page_server,
@@ -32,6 +32,7 @@ from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.mistakes import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
+from vit_jax.model import create
 from vit_jax.monitoring import RunFolder, format_value, read_metrics, read_run
 from vit_jax.training import run_end
 
@@ -122,7 +123,7 @@ def mistakes(classes, images=40, shape=(8, 12, 3)):
 
 @pytest.fixture(scope="module")
 def weights():
-    vit = models.create("ViT-mu/8", resolution=16, num_classes=3)
+    vit = create("ViT-mu/8", resolution=16, num_classes=3)
     image = jax.ShapeDtypeStruct((1, 16, 16, 3), np.float32)
     params = jax.tree.map(
         lambda leaf: RANDOM.normal(size=leaf.shape), jax.eval_shape(vit.init, jax.random.key(0), image)

@@ -11,7 +11,7 @@ import pytest
 
 from configs import base
 from tests.conftest import ROOT
-from vit_jax import UserError, data, main, models, nearest
+from vit_jax import UserError, data, main, nearest
 from vit_jax.config import (
     DURATIONS,
     EVAL_KINDS,
@@ -32,6 +32,7 @@ from vit_jax.config.fields import RENAMED
 from vit_jax.config.stored import CONFIG_VERSION
 from vit_jax.config.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 from vit_jax.data.preprocess import parse_pipe
+from vit_jax.model import create
 from vit_jax.optim import make_schedule
 
 BASE = base.get_config()
@@ -77,7 +78,7 @@ def fields_read() -> set[str]:
 
 def test_every_field_is_read_and_every_read_field_is_declared():
     reads = fields_read()
-    # Durations are read by config.count_steps, the fields of the model by models.create as keywords.
+    # Durations are read by config.count_steps, the fields of the model by create as keywords.
     indirect = {key for key in KNOWN if key.startswith("model.") or key.endswith("_epochs")}
     groups = {key.partition(".")[0] for key in KNOWN if "." in key}
     assert reads - groups - {"*"} <= KNOWN, "read but not declared"
@@ -91,10 +92,10 @@ def test_models_take_every_field_of_the_model_group():
     given = {"width": 64, "depth": 1, "mlp_dim": 64, "num_heads": 2, "dtype": "float32", "attention": "heads_first"}
     given |= {"pre_logits": True, "representation_size": 32}
     fields = {key: given.get(key, value) for key, value in BASE.model.items() if key != "name"}
-    model = models.create("ViT-B/16", **fields)
+    model = create("ViT-B/16", **fields)
     of_bit = {"stages": (1, 1), "unit": "post_activation", "border": "lowest", "se_reduction": 16, "root": "attention"}
     for key, value in of_bit.items():
-        assert models.create("BiT-R50x1", **{key: value}).spec != models.create("BiT-R50x1", **{key: None}).spec
+        assert create("BiT-R50x1", **{key: value}).spec != create("BiT-R50x1", **{key: None}).spec
     for key, value in ((key, value) for key, value in fields.items() if key not in of_bit):
         # What a field needs, or excludes.
         needed = {"pre_logits": {"representation_size": 0}, "rotary_grid": {"rotary": "axial"}}
@@ -103,8 +104,8 @@ def test_models_take_every_field_of_the_model_group():
         needed |= {"distilled_head": {"registers": 1, "pre_logits": False, "representation_size": 0}}
         needed |= {name: {"position": "relative"} for name in ("relative_tables", "relative_clip")}
         both = fields | needed.get(key, {})
-        changed = models.create("ViT-B/16", **(both | {key: other(key, value)}))
-        same = model if key == "pre_logits" else models.create("ViT-B/16", **both)
+        changed = create("ViT-B/16", **(both | {key: other(key, value)}))
+        same = model if key == "pre_logits" else create("ViT-B/16", **both)
         assert changed.spec != same.spec, key
 
 
@@ -134,7 +135,7 @@ def test_configs_are_recipes():
         assert set(flatten_config(config)) - DECLARED <= {k for k in flatten_config(config) if k.startswith("evals.")}
         assert f"python -m vit_jax.main --config=configs/{name}.py" in module.__doc__
         assert re.search(r"Ours: (\d|not run|no number)|no number", module.__doc__) and "NOT" not in module.__doc__
-        models.create(config.model.name)
+        create(config.model.name)
         for resolution in {config.resolution, 384 if config.resolution == 224 else config.resolution}:
             shapes = {parse_pipe(one.preprocess, resolution).shape for one in (config.data, *config.evals.values())}
             assert shapes == {(resolution, resolution, 3)}

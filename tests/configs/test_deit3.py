@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import models
 from vit_jax.config import check_config, parse_command_line, resolve_config
 from vit_jax.data.preprocess import parse_pipe
+from vit_jax.model import create
 
 # Recipe and stage -> resolution, rate, batch, epochs, stochastic depth (README_revenge.md of facebookresearch/deit).
 STATED = {
@@ -51,7 +51,7 @@ def test_the_commands_of_the_docstrings_and_the_sizes():
             words = command.replace("configs/", f"{ROOT}/configs/").split()
             config, _ = parse_command_line(["main.py", *words])
         fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
-        model = models.create(config.model.name, num_classes=1000, resolution=224, **fields)
+        model = create(config.model.name, num_classes=1000, resolution=224, **fields)
         images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
         shapes = jax.eval_shape(model.init, jax.random.key(0), images)
         assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count

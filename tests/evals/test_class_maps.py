@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from tests.evals.helpers import make_source
-from vit_jax import UserError, models
+from vit_jax import UserError
 from vit_jax.evals.class_maps import check_names, list_class_maps, read_class_map
 from vit_jax.interop.class_names import class_names, class_wnids
+from vit_jax.model import create
 
 WNIDS = class_wnids(1000)
 
 
 def model(names=None, count=1000):
     """Returns a model with so many classes, or with classes of these names."""
-    return models.create("ViT-mu/4", num_classes=len(names) if names else count, class_names=names)
+    return create("ViT-mu/4", num_classes=len(names) if names else count, class_names=names)
 
 
 def data(names=None, ids=None):
@@ -150,7 +151,7 @@ def test_the_names_of_the_classes_must_be_those_of_the_head(of_model, of_data, s
 
 
 def test_the_classes_of_a_bit_are_compared_too():
-    bit = models.create("BiT-R14x1", width=32, num_classes=2, class_names=("cat", "dog"))
+    bit = create("BiT-R14x1", width=32, num_classes=2, class_names=("cat", "dog"))
     check_names(bit, data(["cat", "dog"]), "evals.test", "folder:pets")
     with pytest.raises(UserError, match="whose class 0 is 'cat', but class 0 of folder:pets is 'dog'"):
         check_names(bit, data(["dog", "cat"]), "evals.test", "folder:pets")

@@ -5,15 +5,16 @@ import pytest
 
 from configs import base
 from tests.evals.helpers import make_source
-from vit_jax import UserError, interop, models
+from vit_jax import UserError, interop
 from vit_jax.evals import predictions
+from vit_jax.model import create
 
 WNIDS = interop.class_wnids(1000)
 
 
 def score(evaluation, source, logits, labels):
     """By a model with as many classes as there are logits."""
-    model = models.create("ViT-mu/4", num_classes=logits.shape[1])
+    model = create("ViT-mu/4", num_classes=logits.shape[1])
     return predictions.score_predictions(evaluation, source, model, logits, labels)
 
 
@@ -52,7 +53,7 @@ def test_a_class_map_compares_shared_classes_only(tmp_path):
     found = score(evaluation, source, logits, labels)
     assert (found["accuracy"], found["class_accuracy"], found["n"]) == (1.0, 1.0, 2)
     assert (found["accuracy_all"], found["top5_all"]) == (0.5, 1.0)  # of the second image, class 999 comes first
-    of_imagenet = models.create("ViT-mu/4", num_classes=1000)
+    of_imagenet = create("ViT-mu/4", num_classes=1000)
     counted = predictions.map_predictions(evaluation, source, of_imagenet, logits, labels)
     assert predictions.count_confusion(counted)[1].splitlines()[1:] == ["fish,1,0,1", "bird,0,1,1"]
     with pytest.raises(UserError, match=r"covers 3 classes that the model lacks, such as n0\d+; the model's classes"):

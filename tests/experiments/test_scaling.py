@@ -11,7 +11,7 @@ from tests.planning.builders import WORKLOAD
 from vit_jax import UserError, sweep
 from vit_jax.analysis import plot
 from vit_jax.experiments import make_record, scaling, write_record
-from vit_jax.models import macs_per_image
+from vit_jax.macs import macs_per_image
 from vit_jax.planning.estimate import model_flops_per_image
 from vit_jax.program import model_without_data
 

@@ -6,9 +6,10 @@ import re
 import pytest
 
 from tests.conftest import ROOT
-from vit_jax import UserError, data, models
+from vit_jax import UserError, data
 from vit_jax.config import check_config, flatten_config, resolve_config
 from vit_jax.experiments import list_combinations
+from vit_jax.model import create
 from vit_jax.paper import find_paper_number, read_paper_runs
 
 STUDIES = sorted(
@@ -50,7 +51,7 @@ def test_a_study_is_a_recipe_with_a_grid(name):
             assert data.train_preprocessor(config).shape == (config.resolution, config.resolution, 3), point
         for config in built.values():
             fields = {key: value for key, value in config.model.items() if key != "name"} | {"dtype": "float32"}
-            models.create(config.model.name, num_classes=10, resolution=config.resolution, **fields)
+            create(config.model.name, num_classes=10, resolution=config.resolution, **fields)
     with pytest.raises(ValueError, match=r"the argument 'big=yes' is not small=no|yes"):
         study(name).get_config("big=yes")
 

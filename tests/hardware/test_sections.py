@@ -6,12 +6,12 @@ import jax
 import pytest
 
 from tests.hardware.helpers import MODEL, make_bench
-from vit_jax import hardware, measure, models
+from vit_jax import hardware, measure
 from vit_jax.data import loader
+from vit_jax.execution import AttentionSizes, attention
 from vit_jax.hardware import curve, steps
 from vit_jax.hardware.attention import compare_times
 from vit_jax.hardware.bench import Timing
-from vit_jax.models import attention
 
 SLOW = 0.3  # seconds that a step takes longer
 
@@ -98,7 +98,7 @@ def test_times_that_are_noise_are_not_remembered(monkeypatch, spread, remembered
     bench, times = make_bench(devices=jax.devices()[:1]), []
     seconds = [Timing(2.0, spread), Timing(1.0, spread)]
     monkeypatch.setattr(type(bench), "time_in_turns", lambda self, calls: seconds)
-    sizes = models.AttentionSizes(1, 4, 1, 8, "float32")
+    sizes = AttentionSizes(1, 4, 1, 8, "float32")
     rows = list(compare_times(bench, "a", "heads_first", sizes, times))
     assert [row.ratio for row in rows] == [2.0, 2.0] and len(times) == remembered
 

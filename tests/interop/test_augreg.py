@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import UserError, models
+from vit_jax import UserError
 from vit_jax.interop.google import augreg
+from vit_jax.model import create, parameter_shapes
 
 COLUMNS = [
     *("name", "ds", "epochs", "lr", "aug", "wd", "do", "sd", "best_val", "final_val", "final_test"),
@@ -86,8 +87,8 @@ def test_wrong_queries_are_reported(index):
 
 
 def test_a_name_of_the_index_loads(index):
-    model = models.create("ViT-mu/16", num_classes=5)
-    shapes = models.parameter_shapes(model)
+    model = create("ViT-mu/16", num_classes=5)
+    shapes = parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
     [name] = found(model="ViT-B/16", best=True)
     vit_jax.save(index / f"{name}.npz", model, params, layout="google")

@@ -21,11 +21,12 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import UserError, models
+from vit_jax import UserError
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.interop import class_names, download
 from vit_jax.interop.google import catalog
 from vit_jax.interop.timm import architectures
+from vit_jax.model import create, parameter_shapes
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
 # Parameters at 224 px without a head, from the authors' counts (their models_test.py, less a head of 1,000).
@@ -84,7 +85,7 @@ def test_the_list_says_with_which_loss_heads_were_trained(held):
     assert catalog.find_entry("ViT-S/16-deit3-1k-imagenet2012-224").loss == "sigmoid"
     assert catalog.find_entry("ViT-S/16-deit3-1k-imagenet2012-384").loss == "softmax"
     name, address, path = held(
-        models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", flexi=False, resolution=224, loss="sigmoid"
+        create("ViT-mu/16", num_classes=5), model="ViT-mu/16", flexi=False, resolution=224, loss="sigmoid"
     )
     assert vit_jax.load(name)[0].loss == vit_jax.load(address)[0].loss == "sigmoid"
     assert vit_jax.load(name, loss="softmax")[0].loss == vit_jax.load(path)[0].loss == "softmax"
@@ -102,7 +103,7 @@ def test_checkpoints_of_the_hub():
         assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
         architecture = one.name.partition("/")[2].partition(".")[0]
         named = one.layout != "timm" or "_bit" in architecture or architectures.find_architecture(architecture)
-        assert named and models.create(one.model, resolution=one.resolution).name == one.model
+        assert named and create(one.model, resolution=one.resolution).name == one.model
         assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
         assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)
         assert catalog.find_entry(one.name) == catalog.find_entry(one.address) == one
@@ -113,7 +114,7 @@ def test_checkpoints_of_bit():
         assert re.fullmatch(rf"{one.model}-(s|m|distilled)-imagenet(21k|2012-{one.resolution})", one.name)
         assert re.fullmatch(r"https://storage\.googleapis\.com/bit_models/(distill/)?[\w-]+\.npz", one.address)
         assert one.head == (21843 if one.name.endswith("21k") else 1000) and one.layout == "google"
-        assert models.create(one.model).name == one.model and (one.of == "") == (one.accuracy is None)
+        assert create(one.model).name == one.model and (one.of == "") == (one.accuracy is None)
 
 
 def test_sizes_are_those_of_float32_parameters():
@@ -194,7 +195,7 @@ def held(tmp_path, monkeypatch):
         monkeypatch.setattr(catalog, "CATALOG_FILE", file)
         params = jax.tree.map(
             lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32),
-            models.parameter_shapes(stored),
+            parameter_shapes(stored),
         )
         path = tmp_path / "published" / one.address.removeprefix("https://")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,7 @@ def held(tmp_path, monkeypatch):
 
 
 def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
-    stored = models.create("ViT-mu/32", num_classes=5, pooling="gap")
+    stored = create("ViT-mu/32", num_classes=5, pooling="gap")
     name, address, path = held(stored, model="ViT-mu/16")
     model, params = vit_jax.load(name)
     assert (model.name, model.field("resolution"), model.spec.grid) == ("ViT-mu/16", 240, (15, 15))
@@ -221,7 +222,7 @@ def test_flexible_checkpoints_come_as_the_model_that_is_listed(held, capsys):
 def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
     pipe = "resize_small(224,'bicubic',True)|central_crop(224)|value_range(-1,1)"
     row = {"flexi": False, "resolution": 224, "preprocess": pipe}
-    name, _, path = held(models.create("ViT-mu/16", num_classes=5), model="ViT-mu/16", **row)
+    name, _, path = held(create("ViT-mu/16", num_classes=5), model="ViT-mu/16", **row)
     assert vit_jax.load(name)[0].preprocess == pipe
     assert vit_jax.load(name, preprocess="value_range(0,1)")[0].preprocess == "value_range(0,1)"
     assert vit_jax.load(name, resolution=384)[0].preprocess == pipe.replace("224", "384")
@@ -241,16 +242,14 @@ def test_a_listed_checkpoint_comes_with_its_own_preprocessing(held):
     ],
 )
 def test_files_of_another_model_than_listed_are_refused(held, stored, row):
-    name, address, _ = held(models.create(stored, num_classes=5), **row)
+    name, address, _ = held(create(stored, num_classes=5), **row)
     for path in (name, address):
         with pytest.raises(
             UserError,
             match=rf"the file contains a {stored} .*, but the catalog lists a .*, so the file was not loaded$",
         ):
             vit_jax.load(path)
-    name, _, _ = held(
-        models.create(stored, num_classes=5), **row | {"flexi": True, "model": stored, "layout": "big_vision"}
-    )
+    name, _, _ = held(create(stored, num_classes=5), **row | {"flexi": True, "model": stored, "layout": "big_vision"})
     assert vit_jax.load(name)[0].name == stored
 
 

@@ -16,10 +16,11 @@ import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_safetensors import save_without_notes, small
 from tests.interop.test_torch_layouts import random_params
-from vit_jax import UserError, models, tree
+from vit_jax import UserError, tree
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import open_archive
 from vit_jax.interop.timm import architectures, config
+from vit_jax.model import create
 
 # As timm's `test_vit`, but of another depth, which the heads do not depend on.
 NAMED = {"width": 64, "depth": 2, "mlp_dim": 192, "num_heads": 2, "resolution": 32, "activation": "gelu"}
@@ -27,7 +28,7 @@ NAMED = {"width": 64, "depth": 2, "mlp_dim": 192, "num_heads": 2, "resolution": 
 
 @pytest.fixture(scope="module")
 def named():
-    model = models.create("ViT/8", num_classes=5, **NAMED)
+    model = create("ViT/8", num_classes=5, **NAMED)
     return model, tree.unflatten(random_params(model))
 
 
@@ -131,9 +132,9 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
 
 def test_a_configuration_of_a_bit_is_read(tmp_path):
     """It has none of the fields of a ViT."""
-    model = models.create("BiT-R50x1", resolution=32, num_classes=3)
+    model = create("BiT-R50x1", resolution=32, num_classes=3)
     text = config.describing_files("x", model)["config.json"]
-    small_one = models.create("BiT", stages=(1, 1), width=32, resolution=32, num_classes=3)
+    small_one = create("BiT", stages=(1, 1), width=32, resolution=32, num_classes=3)
     save_without_notes(tmp_path / "model.safetensors", small_one, tree.unflatten(random_params(small_one)))
     (tmp_path / "config.json").write_text(text)
     assert vit_jax.load(tmp_path, resolution=32)[0].spec == small_one.spec
@@ -152,7 +153,7 @@ def test_a_configuration_of_a_bit_is_read(tmp_path):
     ],
 )
 def test_what_is_written_for_timm_has_the_name_of_its_sizes(name, fields, architecture):
-    model = models.create(name, **fields)
+    model = create(name, **fields)
     assert architectures.nearest_name(model) == architecture
     stated = json.loads(config.describing_files("x", model)["config.json"])
     assert stated["architecture"] == architecture and stated["model_args"]["embed_dim"] == model.field("width")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import UserError, models
+from vit_jax import UserError
 from vit_jax.interop.huggingface import hub
+from vit_jax.model import create, parameter_shapes
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -70,8 +71,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A model in transformers' layout, as a folder."""
-    model = models.create("ViT-mu/16", num_classes=2, activation="gelu", resolution=32, class_names=["cat", "dog"])
-    shapes = models.parameter_shapes(model)
+    model = create("ViT-mu/16", num_classes=2, activation="gelu", resolution=32, class_names=["cat", "dog"])
+    shapes = parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), shapes)
     folder = tmp_path_factory.mktemp("hub") / "model"
     vit_jax.save(folder, model, params, layout="huggingface")

@@ -16,6 +16,7 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, convert, kernels, models, predict
 from vit_jax.interop import FORMATS, check_class_order
+from vit_jax.model import create, parameter_shapes
 
 FOLDERS = (ROOT / "tests" / "fixtures" / "parity", ROOT.parent / "shared" / "parity")
 HERE = {"google_vit_in21k_tanh", "google_hybrid_stem_only"}
@@ -315,8 +316,8 @@ def test_a_head_is_for_its_classes_in_their_order(caplog):
 
 def test_named_models_are_recognised(tmp_path):
     for name in ("ViT-Ti/16", "R+ViT-Ti/16"):
-        model = models.create(name, num_classes=3)
-        shapes = models.parameter_shapes(model)
+        model = create(name, num_classes=3)
+        shapes = parameter_shapes(model)
         params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
         vit_jax.save(tmp_path / "x.npz", model, params, layout="google")
         again, _ = vit_jax.load(tmp_path / "x.npz")
@@ -552,7 +553,7 @@ def test_failed_writes_leave_nothing(tmp_path):
     model, params = load("google_vit_in21k_tanh")
     (tmp_path / "x.npz").mkdir()
     for path in (tmp_path / "x.npz", tmp_path / "absent" / "x.npz", tmp_path / f"{'x' * 300}.npz"):
-        with pytest.raises(UserError, match=r"cannot write .*x\.npz: "):
+        with pytest.raises(UserError, match=r"cannot write .*x\.npz: |at most 255 bytes"):
             vit_jax.save(path, model, params)
     with pytest.raises(UserError, match="local path"):
         vit_jax.save("s3://bucket/x.npz", model, params)
@@ -563,7 +564,7 @@ def test_failed_writes_leave_nothing(tmp_path):
 
 def test_strings_that_are_not_paths():
     for path in ("~nobody/x.npz", "x" * 300, "\0"):
-        with pytest.raises(UserError, match=r"is not a path|does not exist"):
+        with pytest.raises(UserError, match=r"is not a path|does not exist|at most 255 bytes"):
             vit_jax.load(path)
 
 

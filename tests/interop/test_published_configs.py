@@ -9,12 +9,13 @@ import pytest
 
 import vit_jax
 from tests.interop.test_safetensors import small
-from vit_jax import UserError, convert, data, models
+from vit_jax import UserError, convert, data
 from vit_jax.interop import archives
 from vit_jax.interop.huggingface import config as huggingface_config
 from vit_jax.interop.pytorch import pipes, stated_keys
 from vit_jax.interop.timm import architectures
 from vit_jax.interop.timm import config as timm_config
+from vit_jax.model import create, parameter_shapes
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
 TIMM = {
@@ -159,7 +160,7 @@ def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
     cfg = json.loads((tmp_path / "x" / "config.json").read_text())["pretrained_cfg"]
     # The model takes pixel p in [0, 1] to p as if from [-1, 1]: ((p + 1) / 2 - 0.5) / 0.5 = p.
     assert (cfg["mean"], cfg["std"]) == ([0.0] * 3, [1.0] * 3)
-    other = models.create(model.name, **model.fields | {"image_mean": (0.1, 0.2, 0.3)})
+    other = create(model.name, **model.fields | {"image_mean": (0.1, 0.2, 0.3)})
     assert pipes.preparation_of(other)[1:] == ([0.1, 0.2, 0.3], [0.5] * 3)
 
 
@@ -176,7 +177,7 @@ def test_the_loss_of_the_head_is_kept(target, loss, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["google", "big_vision"])
 def test_a_loss_that_a_file_cannot_state_is_told(layout, tmp_path, capsys):
-    model = models.create("ViT-mu/4", num_classes=3, resolution=16, loss="sigmoid")
+    model = create("ViT-mu/4", num_classes=3, resolution=16, loss="sigmoid")
     vit_jax.save(tmp_path / "m.npz", model, model.init(jax.random.key(0), np.zeros((1, 16, 16, 3))))
     convert.main(["convert", f"{tmp_path}/m.npz", f"{tmp_path}/x.npz", f"--layout={layout}"])
     assert f"the {layout} layout does not store that its loss was the sigmoid; keep" in capsys.readouterr().err
@@ -347,8 +348,8 @@ TINY = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "num_classes": 5
 
 def written(folder, layout, name="ViT/8", **fields):
     """A model of zeros that was saved as a folder, and what its config.json states."""
-    model = models.create(name, **({"resolution": 32} | fields))
-    shapes = models.parameter_shapes(model)
+    model = create(name, **({"resolution": 32} | fields))
+    shapes = parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     vit_jax.save(folder / "x", model, params, layout=layout)
     return model, json.loads((folder / "x" / "config.json").read_text())
@@ -381,7 +382,7 @@ def test_a_second_head_is_that_of_a_class_of_the_library(layout, key, stated, tm
 
 
 def test_a_distilled_model_has_the_nearest_architecture_of_timm():
-    model = models.create("ViT-B/16", activation="gelu", registers=1, distilled_head=True, resolution=400)
+    model = create("ViT-B/16", activation="gelu", registers=1, distilled_head=True, resolution=400)
     assert architectures.nearest_name(model) == "deit_base_distilled_patch16_384"
 
 

@@ -11,6 +11,7 @@ import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_torch_layouts import outputs_of
 from vit_jax import UserError, cli, convert, evaluate, look, models, predict, program
+from vit_jax.model import create
 from vit_jax.training import initial_weights
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"
@@ -32,7 +33,7 @@ def write_converted(folder):
     sources = {"converted_registers": "timm_dinov2_registers", "converted_siglip": "timm_vit_map"}
     for name, source in sources.items():
         model, params = vit_jax.load(PARITY / f"{source}.safetensors", num_heads=3)
-        bare = models.create(model.name, **model.fields | {"num_classes": 0})
+        bare = create(model.name, **model.fields | {"num_classes": 0})
         headless = {key: value for key, value in params.items() if key != "head"}
         vit_jax.save(folder / name, bare, headless, layout="huggingface")
 
@@ -109,7 +110,7 @@ def test_a_run_starts_from_the_positions_of_the_file(tmp_path, capsys, quick):
     quick.evals.test.preprocess = quick.data.preprocess
     config, _, parts = program.prepare(quick)
     fields = parts.model.fields | {"resolution": 32, "resample": "bicubic_no_antialias"}
-    model = models.create(parts.model.name, **fields | {"preprocess": "resize(8)|value_range(-1,1)"})
+    model = create(parts.model.name, **fields | {"preprocess": "resize(8)|value_range(-1,1)"})
     params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
     vit_jax.save(tmp_path / "x.npz", model, params)
     adapted, _, method = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 import vit_jax
 from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
-from vit_jax import UserError, convert, interop, models
+from vit_jax import UserError, convert, interop
 from vit_jax.evals import loaded_model
 from vit_jax.interop import archives, locate
 from vit_jax.interop.archives import safetensors_files
+from vit_jax.model import create, parameter_shapes
 
 SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 16, "num_classes": 5}
 
@@ -31,8 +32,8 @@ SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 1
 @functools.cache
 def small(seed=0):
     """A small model and parameters that are whole numbers, which every dtype holds."""
-    model = models.create("ViT/8", activation="gelu", **SMALL)
-    shapes = models.parameter_shapes(model)
+    model = create("ViT/8", activation="gelu", **SMALL)
+    shapes = parameter_shapes(model)
     rng = np.random.default_rng(seed)
     return model, jax.tree.map(lambda leaf: rng.integers(-8, 9, leaf.shape).astype(np.float32), shapes)
 

@@ -19,6 +19,7 @@ from vit_jax.interop.google import layouts
 from vit_jax.interop.huggingface import layout as huggingface_layout
 from vit_jax.interop.timm import layout as timm_layout
 from vit_jax.interop.torch_files import TIMM, TIMM_TABLES
+from vit_jax.model import create, parameter_shapes
 
 DISTILLED = ("timm_deit_distilled", "hf_deit_distilled")  # of tests/fixtures/parity/make_distilled.py
 HERE = ("timm_dinov2_registers", "timm_vit_map", "hf_dinov2", *DISTILLED)
@@ -62,7 +63,7 @@ def read_arrays(path):
 
 
 def shapes_of(model):
-    return {name: leaf.shape for name, leaf in tree.flatten(models.parameter_shapes(model)).items()}
+    return {name: leaf.shape for name, leaf in tree.flatten(parameter_shapes(model)).items()}
 
 
 def random_params(model):
@@ -77,10 +78,10 @@ def read(arrays, **config):
     assert bool(form) != timm_layout.detect_layout(archive)
     if form:
         fields = huggingface_layout.infer_fields(archive, form) | config
-        model = models.create(models.model_name(fields), **fields)
+        model = create(models.model_name(fields), **fields)
         return model, huggingface_layout.read_layout(archive, form, model.spec, shapes_of(model))
     fields = {"num_heads": config["num_heads"]} | timm_layout.infer_fields(archive)
-    model = models.create(models.model_name(fields), **fields)
+    model = create(models.model_name(fields), **fields)
     return model, timm_layout.read_layout(archive, model.spec, shapes_of(model))
 
 
@@ -140,7 +141,7 @@ def test_dinov2_with_registers_passes_between_the_layouts():
     """transformers has a position of the class token, which timm adds to the token."""
     model, params = read(arrays_of("timm_dinov2_registers"))
     headless = {name: array for name, array in params.items() if not name.startswith("head/")}
-    bare = models.create(model.name, **model.fields | {"num_classes": 0})
+    bare = create(model.name, **model.fields | {"num_classes": 0})
     arrays = huggingface_layout.to_layout(headless, bare.spec)
     assert arrays["embeddings.position_embeddings"].shape == (1, 17, 24)
     other, again = read(arrays)
@@ -226,7 +227,7 @@ WRITTEN = {
 @pytest.mark.parametrize("family", WRITTEN)
 def test_families_are_recognised_by_what_is_written(family):
     shape = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "activation": "gelu"}
-    model = models.create("ViT/8", **shape | WRITTEN[family])
+    model = create("ViT/8", **shape | WRITTEN[family])
     params = random_params(model)
     arrays = huggingface_layout.to_layout(params, model.spec)
     assert huggingface_layout.detect_form(arrays).family == family
@@ -237,9 +238,7 @@ def test_families_are_recognised_by_what_is_written(family):
 
 
 def test_several_parameters_are_consecutive_rows_of_one_array():
-    model = models.create(
-        "ViT/8", width=24, depth=1, mlp_dim=48, num_heads=3, resolution=32, pooling="map", num_classes=0
-    )
+    model = create("ViT/8", width=24, depth=1, mlp_dim=48, num_heads=3, resolution=32, pooling="map", num_classes=0)
     params = random_params(model)
     timm, theirs = timm_layout.to_layout(params, model.spec), huggingface_layout.to_layout(params, model.spec)
     kernels = [params[f"map_head/attention/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")]
@@ -253,7 +252,7 @@ def test_several_parameters_are_consecutive_rows_of_one_array():
 
 def test_swiglu_is_the_gate_and_then_the_linear_half():
     shape = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "num_classes": 0}
-    model = models.create("ViT/8", activation="swiglu", layer_scale=1.0, **shape)
+    model = create("ViT/8", activation="swiglu", layer_scale=1.0, **shape)
     params = random_params(model)
     kernel = params["encoder/blocks/mlp/dense1_gated/kernel"][0]
     rows = np.concatenate([kernel[:, 0].T, kernel[:, 1].T])
@@ -332,7 +331,7 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
     ],
 )
 def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
-    spec = models.create("ViT-mu/8", resolution=32, **fields).spec
+    spec = create("ViT-mu/8", resolution=32, **fields).spec
     tables = {"google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
     with pytest.raises(UserError) as error:
         if layout in tables:
@@ -345,7 +344,7 @@ def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
 def test_a_field_that_timm_does_not_know_is_refused(monkeypatch):
     monkeypatch.setattr(timm_layout, "STATED", set(timm_layout.STATED) - {"qk_norm"})
     with pytest.raises(UserError, match="the timm layout does not support qk_norm True; use --layout=ours"):
-        timm_layout.to_layout({}, models.create("ViT-mu/8", resolution=32, qk_norm=True).spec)
+        timm_layout.to_layout({}, create("ViT-mu/8", resolution=32, qk_norm=True).spec)
 
 
 @pytest.mark.slow
@@ -359,7 +358,7 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
     query, value = (arrays.pop(f"blocks.0.attn.{part}_bias") for part in "qv")
     arrays["blocks.0.attn.qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
     fields = timm_layout.infer_fields(Arrays(arrays), (28, 42))
-    model = models.create("ViT/14", **fields | {"num_heads": 3, "rotary": "axial", "rotary_grid": 16})
+    model = create("ViT/14", **fields | {"num_heads": 3, "rotary": "axial", "rotary_grid": 16})
     params = timm_layout.read_layout(Arrays(arrays), model.spec, shapes_of(model))
     logits = outputs_of(model, tree.unflatten(params), stored["images"])["logits"]
     assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()

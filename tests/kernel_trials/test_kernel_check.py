@@ -8,12 +8,12 @@ import jax
 import pytest
 
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
-from vit_jax import kernels, models, predict, program
+from vit_jax import kernels, predict, program
+from vit_jax.execution import AttentionSizes, attention, attention_sizes, comparison
 from vit_jax.kernel_trials import check
 from vit_jax.kernel_trials.check import check_kernels
 from vit_jax.kernels import Packing
-from vit_jax.models import attention, attention_check
-from vit_jax.models.attention_choice import AttentionSizes
+from vit_jax.model import create
 from vit_jax.storage import cache as cache_folder
 
 CHIP = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
@@ -26,7 +26,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def fused(**fields):
-    return models.create("ViT-mu/8", attention="fused", **fields)
+    return create("ViT-mu/8", attention="fused", **fields)
 
 
 class Measure:
@@ -56,7 +56,7 @@ def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
 def test_a_kernel_that_is_wrong_is_replaced_each_time(caplog, value):
     measure = Measure(RIGHT | {"the gradient of the input": value})
     for _ in range(2):
-        plain = models.create("ViT-mu/8", attention="tokens_first")
+        plain = create("ViT-mu/8", attention="tokens_first")
         assert check_kernels(fused(), CHIP, comparisons={"attention": measure}) == plain
     assert measure.asked == 1
     assert [record.getMessage() for record in caplog.records] == 2 * [
@@ -74,7 +74,7 @@ def test_a_kernel_that_does_not_run_is_tried_again(caplog):
 
 
 def test_only_the_kernel_that_is_wrong_is_replaced(caplog):
-    model = models.create("ViT-mu/8", attention="fused", mlp="fused")
+    model = create("ViT-mu/8", attention="fused", mlp="fused")
     comparisons = {"attention": Measure(RIGHT), "mlp": Measure({"the result of the MLP": 0.5})}
     chosen = check_kernels(model, CHIP, comparisons=comparisons)
     assert (chosen.field("attention"), chosen.field("mlp")) == ("fused", "jit")
@@ -86,7 +86,7 @@ def test_only_the_kernel_that_is_wrong_is_replaced(caplog):
 
 def test_plain_forms_and_cpus_are_not_compared():
     measure = Measure(RuntimeError())
-    for model, device in ((models.create("ViT-mu/8", attention="tokens_first"), CHIP), (fused(), jax.devices()[0])):
+    for model, device in ((create("ViT-mu/8", attention="tokens_first"), CHIP), (fused(), jax.devices()[0])):
         assert check_kernels(model, device, comparisons={"attention": measure}) == model
     assert not measure.asked
 
@@ -107,8 +107,8 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", [pytest.param("heads_first", marks=pytest.mark.slow), "tokens_first"])
 def test_forms_that_are_right_are_within_the_tolerance(kind):
-    spec = models.create("ViT-mu/8", attention=kind, dtype="bfloat16").spec
-    found = attention_check.measure_differences(spec, jax.devices()[0])
+    spec = create("ViT-mu/8", attention=kind, dtype="bfloat16").spec
+    found = comparison.measure_differences(spec, jax.devices()[0])
     assert all(value < check.TOLERANCE / 2 for value in found.values())
 
 
@@ -117,16 +117,16 @@ def test_forms_that_are_right_are_within_the_tolerance(kind):
 )
 def test_the_kernel_that_changes_queries_is_within_the_tolerance(fields):
     """Interpreted, in bfloat16: the gradient of the norms, too."""
-    spec = models.create("ViT-mu/8", resolution=56, attention="fused", dtype="bfloat16", **fields).spec
+    spec = create("ViT-mu/8", resolution=56, attention="fused", dtype="bfloat16", **fields).spec
     with kernels.interpret_kernels():
-        found = attention_check.measure_differences(spec, jax.devices()[0])
+        found = comparison.measure_differences(spec, jax.devices()[0])
     assert "the gradient of the norms" in found
     assert all(value < check.TOLERANCE for value in found.values()), found
 
 
 def test_every_form_of_the_kernel_is_compared_by_itself():
     forms = ({}, {"qk_norm": True}, {"rotary": "axial"}, {"qk_norm": True, "rotary": "axial"})
-    assert len({models.attention_sizes(models.create("ViT-B/16", **fields).spec, 0) for fields in forms}) == len(forms)
+    assert len({attention_sizes(create("ViT-B/16", **fields).spec, 0) for fields in forms}) == len(forms)
 
 
 def test_forms_that_are_wrong_are_not():
@@ -134,9 +134,9 @@ def test_forms_that_are_wrong_are_not():
     sizes = AttentionSizes(8, 197, 1, 8, "bfloat16")
 
     def differences(form, images):
-        operands = attention_check.draw_operands(sizes)
+        operands = comparison.draw_operands(sizes)
         packing = Packing(sizes.tokens, images, kernels.round_up(images * sizes.tokens, 8))
-        found = jax.jit(functools.partial(attention_check.compare, form, packing))(*operands)
+        found = jax.jit(functools.partial(comparison.compare, form, packing))(*operands)
         return [float(value) > check.TOLERANCE for value in found.values()]
 
     def without_mask(x, kernel, bias, packing, change):

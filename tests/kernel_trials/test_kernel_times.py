@@ -6,11 +6,13 @@ import jax
 import pytest
 
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
-from vit_jax import models, train
+from vit_jax import train
 from vit_jax.config import keep_choices, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST
+from vit_jax.execution import attention_sizes
 from vit_jax.kernel_trials import times
 from vit_jax.kernel_trials.times import AttentionTime, find_slower, read_times, remember_times, settle_attention
+from vit_jax.model import create
 from vit_jax.storage import cache as cache_folder
 
 KIND = "cpu"  # of the devices here
@@ -29,8 +31,8 @@ def resized(config, resolution):
 
 def time_of(config, seconds=1.5, **fields):
     """What is measured of the attention of a configuration, beside one second of the plain form."""
-    spec = models.create(config.model.name, resolution=config.resolution, **fields).spec
-    sizes = models.attention_sizes(spec, 1)
+    spec = create(config.model.name, resolution=config.resolution, **fields).spec
+    sizes = attention_sizes(spec, 1)
     return AttentionTime(sizes.heads, sizes.head_dim, sizes.tokens, "float32", "heads_first", seconds, 1.0)
 
 

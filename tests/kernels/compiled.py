@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import kernels, models, sharding
-from vit_jax.models.attention import choose_packing
-from vit_jax.models.attention_choice import AttentionSizes
+from vit_jax import kernels, sharding
+from vit_jax.execution import AttentionSizes, choose_packing
+from vit_jax.model import create, parameter_shapes
 from vit_jax.planning import collectives, hlo, targets
 
 
@@ -66,10 +66,10 @@ def block(devices, batch=16, fields=(), **axes):
 def on_mesh(devices, name, batch, axes, **fields):
     """A model of one block, with its gradient."""
     mesh = Mesh(np.reshape(devices, [axes.get(axis, 1) for axis in sharding.AXES]), sharding.AXES)
-    model = models.create(name, dtype="bfloat16", depth=1, **fields).for_device(devices[0].device_kind, batch)
+    model = create(name, dtype="bfloat16", depth=1, **fields).for_device(devices[0].device_kind, batch)
     rows = sharding.batch_sharding(mesh) if batch % mesh.size == 0 else NamedSharding(mesh, P())
     images = array(rows, "float32", batch, *model.image_size, 3)
-    params = models.parameter_shapes(model)
+    params = parameter_shapes(model)
     places = sharding.state_shardings(params, mesh)
     params = jax.tree.map(lambda x, place: array(place, x.dtype, *x.shape), params, places)
 

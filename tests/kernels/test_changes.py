@@ -10,9 +10,10 @@ import pytest
 from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
 from vit_jax import kernels
+from vit_jax.execution import tpu
+from vit_jax.execution.gradients import layer_norm
 from vit_jax.kernels import shapes
-from vit_jax.models.attention import tokens_first
-from vit_jax.models.head_change import HeadChange
+from vit_jax.models import AttentionChange, softmax_attention
 
 EPSILON = 1e-6
 # (images, tokens, heads, head_dim, dtype, norms, rotation)
@@ -40,10 +41,10 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     packing = choose_packing(tokens, heads, images)
 
     def ours(qkv, bias, rows):
-        change = HeadChange(rows, EPSILON, angles)
-        tables = change.tables(change.norm_rows, packing, heads, head_dim)
+        change = AttentionChange(rows, EPSILON, angles)
+        tables = tpu.kernel_tables(change, tpu.norm_rows(change), packing, heads, head_dim)
         attended = kernels.fused_attention(
-            pack(packing, qkv, 1e4), bias, packing, heads, change.for_kernel, tables=tables
+            pack(packing, qkv, 1e4), bias, packing, heads, tpu.kernel_change(change), tables=tables
         )
         return unpack(packing, attended)
 
@@ -117,11 +118,11 @@ def test_the_plain_form_is_the_same():
 
     @jax.jit
     def both(qkv, rows):
-        change = HeadChange(tuple(map(tuple, rows)), EPSILON, angles)
-        tables = change.tables(change.norm_rows, packing, 2, 16)
-        packed = pack(packing, change.centred(qkv).reshape(2, 9, -1))
-        found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, change.for_kernel, tables=tables)
-        return unpack(packing, found), tokens_first(change(qkv))[0]
+        change = AttentionChange(tuple(map(tuple, rows)), EPSILON, angles)
+        tables = tpu.kernel_tables(change, tpu.norm_rows(change), packing, 2, 16)
+        packed = pack(packing, tpu.centred(qkv).reshape(2, 9, -1))
+        found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, tpu.kernel_change(change), tables=tables)
+        return unpack(packing, found), softmax_attention(change.of_heads(qkv, layer_norm))[0]
 
     found, expected = both(qkv.astype(np.float32), rows.astype(np.float32))
     np.testing.assert_allclose(found, expected, atol=1e-5)

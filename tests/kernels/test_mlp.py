@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import kernels, models, sharding
+from vit_jax import kernels, sharding
+from vit_jax.execution import DeviceOps, measure_mlp_differences
+from vit_jax.execution.choose import allows_fused_mlp
 from vit_jax.kernel_trials import check
 from vit_jax.kernels.mlp_sizes import MAX_ROWS, MlpSizes, choose_step, mlp_vmem_bytes
+from vit_jax.model import create
 from vit_jax.models.block import Block
 
 EPSILON = 1e-6
@@ -114,14 +117,14 @@ SMALL = {"width": 128, "mlp_dim": 256, "resolution": 64}  # 17 tokens
 
 def block_results(spec, rows, mesh=None):
     """Returns the rows and all gradients of a block with random parameters."""
-    packing = kernels.Packing(17, 1, 17)
+    ops = DeviceOps(spec=spec, packing=kernels.Packing(17, 1, 17))
     random = np.random.default_rng(0)
     x = random.standard_normal((rows * 17, spec.width)).astype(spec.dtype)
-    params = jax.jit(Block(spec, packing).init)(jax.random.key(0), x[:17])["params"]
+    params = jax.jit(Block(spec, ops).init)(jax.random.key(0), x[:17])["params"]
     params = jax.tree.map(lambda leaf: leaf + 0.1 * random.standard_normal(leaf.shape).astype(np.float32), params)
 
     def scalar(params, x):
-        y, _ = Block(spec, packing).apply({"params": params}, x)
+        y, _ = Block(spec, ops).apply({"params": params}, x)
         return (y.astype(jnp.float32) ** 2).mean(), y
 
     def run(params, x):
@@ -135,9 +138,7 @@ def block_results(spec, rows, mesh=None):
 @pytest.mark.parametrize("axes", [{}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}])
 def test_a_block_equals_that_of_the_layers(axes, tiny):
     """With the same parameters; 272 rows a device on eight. Where hidden channels are split, the layers compute it."""
-    jit, fused = (
-        models.create("ViT-mu/16", mlp=mlp, attention="tokens_first", **SMALL).spec for mlp in ("jit", "fused")
-    )
+    jit, fused = (create("ViT-mu/16", mlp=mlp, attention="tokens_first", **SMALL).spec for mlp in ("jit", "fused"))
     tiny.mesh.update(axes)
     mesh = sharding.make_mesh(tiny) if axes else None
     chex.assert_trees_all_close(block_results(fused, 128, mesh), block_results(jit, 128), rtol=1e-4, atol=1e-5)
@@ -147,9 +148,9 @@ def test_a_block_equals_that_of_the_layers(axes, tiny):
     "fields", [{"dropout_rate": 0.1}, {"stochastic_depth": 0.1}, {"layer_scale": 0.1}, {"activation": "swiglu"}]
 )
 def test_blocks_with_more_than_the_kernel_computes_keep_the_layers(fields):
-    spec = models.create("ViT-mu/16", mlp="fused", **SMALL, **fields).spec
-    assert not spec.block.allows_fused_mlp
-    chosen = models.create("ViT-B/16", dtype="bfloat16", **fields).for_device("TPU v6 lite", 128)
+    spec = create("ViT-mu/16", mlp="fused", **SMALL, **fields).spec
+    assert not allows_fused_mlp(spec)
+    chosen = create("ViT-B/16", dtype="bfloat16", **fields).for_device("TPU v6 lite", 128)
     assert chosen.field("mlp") == "jit"
 
 
@@ -166,18 +167,18 @@ def test_blocks_with_more_than_the_kernel_computes_keep_the_layers(fields):
     ],
 )
 def test_the_kernel_is_chosen_where_it_is_faster(kind, name, images, tensor, expected):
-    assert models.create(name, dtype="bfloat16").for_device(kind, images, tensor).field("mlp") == expected
+    assert create(name, dtype="bfloat16").for_device(kind, images, tensor).field("mlp") == expected
 
 
 def test_a_given_form_is_kept():
-    assert models.create("ViT-B/16", mlp="jit").for_device("TPU v6 lite", 128).field("mlp") == "jit"
+    assert create("ViT-B/16", mlp="jit").for_device("TPU v6 lite", 128).field("mlp") == "jit"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_trial_of_a_kernel_that_is_right_is_within_the_tolerance(dtype):
-    spec = models.create("ViT-mu/16", dtype=dtype, **SMALL).spec
+    spec = create("ViT-mu/16", dtype=dtype, **SMALL).spec
     with kernels.interpret_kernels():
-        found = models.measure_mlp_differences(spec, jax.devices()[0])
+        found = measure_mlp_differences(spec, jax.devices()[0])
     assert len(found) == 7 and np.max(list(found.values())) < (2e-6 if dtype == "float32" else check.TOLERANCE / 2)
 
 

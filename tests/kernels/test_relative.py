@@ -9,8 +9,9 @@ from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
 from tests.kernels.test_changes import EPSILON, attend_exactly, differentiate
 from vit_jax import kernels
+from vit_jax.execution import tpu
 from vit_jax.kernels import shapes
-from vit_jax.models.head_change import HeadChange
+from vit_jax.models import AttentionChange
 
 # (images, tokens, heads, head_dim, dtype, tokens without a place, a table for each head, largest offset (0: all),
 # whether queries and keys are normalised and rotated)
@@ -43,9 +44,12 @@ def check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed
     packing, kind = choose_packing(tokens, heads, images), kernels.RelativeKind(first, per_head)
 
     def ours(qkv, bias, norms, table):
-        change = HeadChange(norms, EPSILON, angles)
-        tables = change.tables(change.norm_rows, packing, heads, head_dim), (kernels.spread_table(table, packing),)
-        changes = change.for_kernel, kind, sum(tables, ())
+        change = AttentionChange(norms, EPSILON, angles)
+        tables = (
+            tpu.kernel_tables(change, tpu.norm_rows(change), packing, heads, head_dim),
+            (kernels.spread_table(table, packing),),
+        )
+        changes = tpu.kernel_change(change), kind, sum(tables, ())
         return unpack(packing, kernels.fused_attention(pack(packing, qkv, 1e4), bias, packing, heads, *changes))
 
     def exact(qkv, bias, norms, table):

@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 import vit_jax
 from tests.conftest import ROOT
 from tests.test_program import batches, build
-from vit_jax import UserError, interop, models, tree
+from vit_jax import UserError, interop, tree
 from vit_jax.config import check_config
 from vit_jax.interop import mapping
 from vit_jax.interop.huggingface import layout
+from vit_jax.model import create
 from vit_jax.models import is_head
 from vit_jax.models.adapters import add_adapters, is_adapter, merge_adapters
 from vit_jax.optim import Adapters
@@ -28,7 +29,7 @@ PEFT = ROOT / "tests" / "fixtures" / "parity" / "peft_vit"  # of make_peft.py be
 def adapted(activation="gelu_tanh", where="attention,mlp", **fields):
     """A model of transformers' kind, its random parameters, and the same with random adapters."""
     common = {"resolution": 8, "depth": 2, "num_classes": 5, "pooling": "token", "position": "learned"}
-    model = models.create("ViT-mu/4", **(common | fields), activation=activation)
+    model = create("ViT-mu/4", **(common | fields), activation=activation)
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)))
     params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes)
@@ -275,7 +276,7 @@ def test_the_head_of_the_base_is_left_out(fields, noted, tmp_path):
     model, params, with_adapters = adapted("gelu", **fields)
     random = np.random.default_rng(2)
     expected = written(tmp_path / "adapter", model, params, with_adapters)
-    base = models.create(model.name, **(model.fields | {"num_classes": 7, "pre_logits": True}), preprocess="resize(8)")
+    base = create(model.name, **(model.fields | {"num_classes": 7, "pre_logits": True}), preprocess="resize(8)")
     tanh = {"kernel": random.normal(size=(32, 32)), "bias": random.normal(size=32)}
     head = {"kernel": random.normal(size=(32, 7)), "bias": random.normal(size=7)}
     changed = params | {"pre_logits": tanh, "head": head}
@@ -293,7 +294,7 @@ def test_the_folder_of_a_run_is_loaded_as_its_model(tiny, tmp_path):
     """From weights with a tanh layer, other classes and another resolution; then adapters of these adapters."""
     tiny.optim.name, tiny.total_steps, tiny.model.dropout_rate, tiny.model.position = "sgd", 2, 0.0, "learned"
     tiny.checkpoint_every = tiny.eval_every = 2
-    smaller = models.create(
+    smaller = create(
         tiny.model.name,
         **{name: tiny.model[name] for name in ("width", "depth", "mlp_dim", "num_heads", "pooling", "position")},
         resolution=8,

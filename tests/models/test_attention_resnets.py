@@ -15,7 +15,9 @@ from tests.models.test_bit import unit as pre_activation_unit
 from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop
-from vit_jax.models import bit_spec, create, macs_per_image, model_name, parameter_shapes, stand_alone
+from vit_jax.macs import macs_per_image
+from vit_jax.model import create, parameter_shapes
+from vit_jax.models import bit_spec, model_name, stand_alone
 
 EPSILON = 1e-6
 

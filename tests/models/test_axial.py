@@ -10,7 +10,9 @@ from tests.models.test_later_vits import norm as layer_norm
 from tests.models.test_models import apply, count, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
-from vit_jax.models import bit_spec, create, macs_per_image, model_name, parameter_shapes
+from vit_jax.macs import macs_per_image
+from vit_jax.model import create, parameter_shapes
+from vit_jax.models import bit_spec, model_name
 
 # Parameters with 1000 classes, and multiply-accumulates, at 224 pixels.
 SIZES = {

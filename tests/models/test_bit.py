@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.models.test_models import apply, gradients, images_of, params_of
 from vit_jax import UserError, models, tree
-from vit_jax.models import create
+from vit_jax.model import create, parameter_shapes
 from vit_jax.models.bit import BORDERS, FORMS, REMATS, ROOTS, standardise
 from vit_jax.planning import targets
 
@@ -44,7 +44,7 @@ FAST = "BiT-R50x1"  # the others have the same parts
 
 @pytest.mark.parametrize("name", [n if n == FAST else pytest.param(n, marks=pytest.mark.slow) for n in COUNTS])
 def test_parameter_counts(name):
-    params, other = (models.parameter_shapes(create(name, unit=unit)) for unit in ("pre_activation", "post_activation"))
+    params, other = (parameter_shapes(create(name, unit=unit)) for unit in ("pre_activation", "post_activation"))
     assert (tree.count(params), tree.count(other)) == COUNTS[name][1:]
     assert tree.count(params) - tree.count(params["head"]) == COUNTS[name][0]
 
@@ -111,9 +111,7 @@ def test_the_other_form_has_the_units_of_the_hybrids():
     )
     stem = params_of(hybrid)["stem"]
     model = tiny(unit="post_activation", num_classes=0)
-    assert models.parameter_shapes(model) == jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stem
-    )
+    assert parameter_shapes(model) == jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stem)
     resnet = models.resnet.ResNet((1, 2), 32)
     features, out = apply(model, stem, images_of())
     expected = jax.jit(resnet.apply)({"params": stem}, images_of())
@@ -138,7 +136,7 @@ def test_it_starts_as_published():
 
 @pytest.mark.parametrize("name", ["ViT-mu/8", "BiT-R14x1"])
 def test_the_head_may_start_with_random_values(name):
-    model = models.create(name, resolution=32, num_classes=100, head_std=0.02)
+    model = create(name, resolution=32, num_classes=100, head_std=0.02)
     params = jax.jit(model.init)(jax.random.key(0), images_of())
     np.testing.assert_allclose(params["head"]["kernel"].std(), 0.02, rtol=0.05)
 
@@ -212,8 +210,9 @@ def test_fields_recreate_the_model():
         ("BiT-R50x1", {"remat": "mlp"}, "unknown remat 'mlp'; choose from full, none"),
         (
             "BiT-R50x1",
-            {"dropout_rate": 0.1},
-            "BiT-R50x1, a BiT, has no dropout_rate; leave",
+            {"dropout_rate": 0.1, "depth": 3, "grad_dtype": "float32", "stem": "resnet"},
+            "BiT-R50x1, a BiT, has no dropout_rate, depth, grad_dtype, stem; leave them out or, where a recipe sets "
+            "them, add --config.model.dropout_rate=0.0 --config.model.depth=None --config.optim.grad_dtype=auto.",
         ),
         ("BiT-R50x1", {"resolution": 0}, "resolution must be at least 1 pixel"),
         ("ViT-B/16", {"unit": "post_activation"}, "ViT-B/16, a ViT, has no unit; leave"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax import kernels, tree
-from vit_jax.models import create
+from vit_jax.model import create
 
 WIDTH, HEADS, LABELS = 128, 2, np.arange(4)
 SHAPE = {"resolution": 64, "depth": 2, "width": WIDTH, "mlp_dim": 256, "num_heads": HEADS, "num_classes": 7}

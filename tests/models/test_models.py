@@ -18,10 +18,14 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from tests.conftest import ROOT
-from vit_jax import UserError, kernels, models
-from vit_jax.models import ModelSpec, create, macs_per_image, resample_positions
-from vit_jax.models.attention import heads_first, tokens_first
-from vit_jax.models.layers import layer_norm, narrowing_product
+from vit_jax import UserError, execution, kernels, models
+from vit_jax.execution import AttentionSizes, choose_packing
+from vit_jax.execution.attention import heads_first
+from vit_jax.execution.gradients import layer_norm, narrowing_product
+from vit_jax.macs import macs_per_image
+from vit_jax.model import create, parameter_shapes
+from vit_jax.models import ModelSpec, resample_positions
+from vit_jax.models import softmax_attention as tokens_first
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
 from vit_jax.models.spec_fields import flatten_spec
@@ -70,16 +74,20 @@ def images_of(*shape, seed=0):
 
 def params_of(model):
     """Random parameters: none is zero, so that each has an effect."""
+    return random_values(parameter_shapes(model))
+
+
+def random_values(shapes):
     generator = np.random.default_rng(1)
 
     def values(path, leaf):
         return generator.normal(path[-1].key == "scale", 0.15, leaf.shape).astype(np.float32)
 
-    return jax.tree_util.tree_map_with_path(values, models.parameter_shapes(model))
+    return jax.tree_util.tree_map_with_path(values, shapes)
 
 
 def count(model):
-    return sum(leaf.size for leaf in jax.tree.leaves(models.parameter_shapes(model)))
+    return sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(model)))
 
 
 def apply(model, params, images, key=None, capture=()):
@@ -125,7 +133,7 @@ def test_parameter_counts_without_class_token(name):
 
 
 def test_parameter_names_and_shapes():
-    params = models.parameter_shapes(tiny(pre_logits=True))
+    params = parameter_shapes(tiny(pre_logits=True))
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
     shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in paths}
     blocks = {
@@ -287,7 +295,7 @@ def test_attention_is_chosen_where_the_model_is_lowered(platform, form, fields):
             return (model.apply(params, images)[0] ** 2).sum()
 
         traced = jax.jit(jax.grad(loss)).trace(
-            models.parameter_shapes(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+            parameter_shapes(model), jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
         )
         text = re.sub(r"[%#]\w+", "", traced.lower(lowering_platforms=(platform,)).as_text())  # names
         # The forms differ in the order of their dimensions.
@@ -304,14 +312,14 @@ def test_attention_lowered_for_tpus_is_the_kernel_where_it_fits(depth, resolutio
     model = tiny(depth=depth, resolution=resolution)
     images = jax.ShapeDtypeStruct((4, resolution, resolution, 3), jnp.float32)
     grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
-    lowered = grad.trace(models.parameter_shapes(model), images).lower(lowering_platforms=("tpu",))
+    lowered = grad.trace(parameter_shapes(model), images).lower(lowering_platforms=("tpu",))
     assert lowered.as_text().count("@tpu_custom_call") == kernels
 
 
 def test_attention_chosen_in_lowering_costs_nothing():
     def cost(attention):
         model = tiny(attention=attention, depth=1)
-        compiled = jax.jit(model.apply).lower(models.parameter_shapes(model), images_of()).compile()
+        compiled = jax.jit(model.apply).lower(parameter_shapes(model), images_of()).compile()
         return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
 
     assert cost("auto") == cost("heads_first")
@@ -365,7 +373,7 @@ def test_remat_computes_again_what_its_name_says():
         model = tiny(attention="fused", depth=1, remat=remat)
         images = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
         gradient = jax.grad(lambda params, images: model.apply(params, images)[0].sum())
-        traced = jax.make_jaxpr(gradient)(models.parameter_shapes(model), images).jaxpr
+        traced = jax.make_jaxpr(gradient)(parameter_shapes(model), images).jaxpr
         used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
         return count(used, "dot_general"), count(used, "kernel_or_plain")
 
@@ -747,16 +755,16 @@ def test_images_must_fit_the_positions():
 def test_every_word_that_the_spec_accepts_is_implemented():
     spec = models.part_specs
     implementations = {
-        spec.AttentionKind: models.attention.ATTENTIONS,
-        spec.AttentionPattern: ("full", *models.attention_pattern.RULES),
-        spec.MlpKind: models.mlp.MLPS,
+        spec.AttentionKind: execution.ATTENTIONS,
+        spec.AttentionPattern: ("full", *models.pattern.RULES),
+        spec.MlpKind: execution.layers.MLPS,
         spec.Activation: models.mlp.ACTIVATIONS,
         spec.Rotary: models.rotary.ROTARIES,
         spec.StemEpsilons: models.resnet.EPSILONS,
         spec.Pooling: models.head.POOLINGS,
         spec.PositionKind: models.position.POSITIONS,
         spec.StemKind: models.vit.STEMS,
-        spec.Remat: models.encoder.REMAT_POLICIES,
+        spec.Remat: execution.stack.REMAT_POLICIES,
     }
     for words, table in implementations.items():
         assert get_args(words) == tuple(table)
@@ -787,10 +795,10 @@ def test_the_fastest_attention_is_chosen_by_device_and_sizes():
 def test_images_share_rows_as_the_kind_of_device_allows():
     """L/16 leaves 4 of 200 rows empty where a step of the kernel has no room for two images."""
 
-    sizes = models.attention_choice.AttentionSizes(64, 196, 16, 64, "bfloat16")
+    sizes = AttentionSizes(64, 196, 16, 64, "bfloat16")
 
     def rows(device_kind=None):
-        packing = models.attention.choose_packing("fused", sizes, device_kind)
+        packing = choose_packing("fused", sizes, device_kind)
         return packing.images, packing.rows
 
     assert {rows(kind) for kind in ("TPU v5 lite", "TPU v5e", "TPU v5", "TPU v6 lite")} == {(2, 392)}
@@ -805,7 +813,7 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
     model = tiny(attention="cudnn", dtype="bfloat16", depth=1)
     grad = jax.jit(jax.grad(lambda params, images: model.apply(params, images)[0].sum()))
-    lowered = grad.trace(models.parameter_shapes(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
+    lowered = grad.trace(parameter_shapes(model), images_of()).lower(lowering_platforms=("cuda",)).as_text()
     assert set(re.findall(r"@__cudnn\$\w+", lowered)) == {"@__cudnn$fmhaSoftmax", "@__cudnn$fmhaSoftmaxBackward"}
 
 
@@ -822,7 +830,7 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
     ],
 )
 def test_the_width_of_features_is_known_before_they_are_computed(name, fields):
-    model = models.create(name, resolution=32, num_classes=3, **fields)
+    model = create(name, resolution=32, num_classes=3, **fields)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), "float32")
-    _, out = jax.eval_shape(model.apply, models.parameter_shapes(model), images)
+    _, out = jax.eval_shape(model.apply, parameter_shapes(model), images)
     assert out["pre_logits"].shape == (1, model.spec.feature_width)

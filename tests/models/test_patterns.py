@@ -11,9 +11,11 @@ import scipy.special
 from tests.models.test_models import apply, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop
-from vit_jax.models import attention, create, macs_per_image
-from vit_jax.models.attention_pattern import RULES, attended_pairs, block_length
-from vit_jax.models.sparse_attention import Blocks, attend_in_pattern, pattern_parts
+from vit_jax.execution import attention
+from vit_jax.execution.sparse_attention import Blocks, attend_in_pattern, pattern_parts
+from vit_jax.macs import macs_per_image
+from vit_jax.model import create
+from vit_jax.models.pattern import RULES, attended_pairs, block_length
 from vit_jax.training import run_summary
 
 # Pattern, window, (rows, columns): also windows that divide neither.

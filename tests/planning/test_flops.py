@@ -7,8 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from docs.plans import JFT_IMAGES, TABLE_6, table_6_model
-from vit_jax import models, program
-from vit_jax.models import parameter_shapes
+from vit_jax import program
+from vit_jax.macs import count_macs, macs_per_image
+from vit_jax.model import create, parameter_shapes
 from vit_jax.planning import flops
 
 
@@ -29,7 +30,7 @@ def test_a_convolution_counts_products_that_lie_on_the_image(stride, padding, sp
             feature_group_count=3,
         )
 
-    assert models.count_macs(convolve, image, kernel) == convolve(image, kernel).sum()
+    assert count_macs(convolve, image, kernel) == convolve(image, kernel).sum()
 
 
 def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
@@ -40,17 +41,17 @@ def test_matmuls_count_in_loops_and_whatever_they_are_wrapped_in():
         return jax.jit(lambda x: jax.lax.scan(step, x, w)[0])(x) + jnp.einsum("bij,bjk->ik", w, w).sum()
 
     x, w = jnp.zeros((5, 4)), jnp.zeros((3, 4, 4))
-    assert models.count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
+    assert count_macs(loop, x, w) == 3 * 5 * 4 * 4 + 3 * 4 * 4 * 4
     gradient = jax.value_and_grad(lambda x, w: step(x, w)[0].sum(), argnums=(0, 1))
-    assert models.count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
+    assert count_macs(gradient, x, w[0]) == 3 * 5 * 4 * 4
 
     def either(flag, x, w):
         return jax.lax.cond(flag, lambda: x @ w[0], lambda: x @ w[0] @ w[1])
 
-    assert models.count_macs(either, True, x, w) == 2 * 5 * 4 * 4
+    assert count_macs(either, True, x, w) == 2 * 5 * 4 * 4
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     per_device = jax.shard_map(jnp.dot, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
-    assert models.count_macs(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
+    assert count_macs(per_device, jnp.zeros((16, 4)), w[0]) == 16 * 4 * 4
 
 
 # Table 6, except where the paper contradicts itself: paper.md, E.5.
@@ -81,17 +82,16 @@ def test_a_run_counts_the_images_that_it_trains_on(tiny):
 def test_a_kernel_counts_as_its_plain_form(tokens_of):
     """Without padding the numbers are equal; a plan's model FLOPs are equal with it, too."""
     plain, fused = (
-        models.create("ViT-mu/8", resolution=32, num_classes=7, pooling=tokens_of, attention=kind)
+        create("ViT-mu/8", resolution=32, num_classes=7, pooling=tokens_of, attention=kind)
         for kind in ("heads_first", "fused")
     )
     images = jnp.zeros((2, 32, 32, 3))
     params = parameter_shapes(plain)
-    macs = [models.count_macs(lambda params, m=m: m.apply(params, images)[0], params) for m in (plain, fused)]
-    assert models.macs_per_image(plain) == models.macs_per_image(fused) == macs[0] / 2
+    macs = [count_macs(lambda params, m=m: m.apply(params, images)[0], params) for m in (plain, fused)]
+    assert macs_per_image(plain) == macs_per_image(fused) == macs[0] / 2
     assert (macs[0] == macs[1]) is (tokens_of == "gap")  # 16 tokens are not padded, 17 are
     gradients = [
-        models.count_macs(jax.grad(lambda params, m=m: m.apply(params, images)[0].sum()), params)
-        for m in (plain, fused)
+        count_macs(jax.grad(lambda params, m=m: m.apply(params, images)[0].sum()), params) for m in (plain, fused)
     ]
     spec = plain.spec
     scores = 2 * spec.depth * 16 * 16 * spec.width  # computed again in the backward pass

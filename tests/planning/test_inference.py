@@ -6,9 +6,10 @@ import json
 import pytest
 
 from tests.planning.builders import EXECUTABLE, make_compilation
-from vit_jax import UserError, models, plan
+from vit_jax import UserError, plan
 from vit_jax.analysis import plot
 from vit_jax.config import parse_command_line
+from vit_jax.model import create
 from vit_jax.planning import inference
 from vit_jax.planning.plan_types import PlanRequest
 
@@ -77,7 +78,7 @@ def test_models_of_both_families_by_one_recipe(monkeypatch, capsys):
     def compile(request):
         config, _ = parse_command_line(["plan", *request.words])
         asked.append((config.model.name, config.model.pre_logits))
-        models.create(config.model.name, pre_logits=config.model.pre_logits)
+        create(config.model.name, pre_logits=config.model.pre_logits)
         return Compiler()(request)
 
     monkeypatch.setattr(plan, "compile_in_subprocess", compile)

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.models.test_models import params_of
 from vit_jax import UserError, interop, predict
 from vit_jax.interop import transfer
-from vit_jax.models import parameter_shapes
+from vit_jax.model import parameter_shapes
 
 RULE = "--config=configs/bit_hyperrule.py:model=BiT-R14x1,dataset=folder:PATH,split=full,images=25000,small=yes"
 SMALL = (

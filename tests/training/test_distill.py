@@ -12,8 +12,10 @@ import pytest
 
 from configs import smoke
 from tests.test_program import batches
-from vit_jax import UserError, data, interop, models, sharding, tasks, train
+from vit_jax import UserError, data, interop, sharding, tasks, train
 from vit_jax.config import check_config, resolve_config
+from vit_jax.macs import macs_per_image
+from vit_jax.model import create
 from vit_jax.program import make_program
 
 LABELS = jnp.array([2, 1, 0])
@@ -84,7 +86,7 @@ def test_fields_that_contradict_each_other(tiny, change, message):
 def taught(config, devices=1, **fields):
     """The program of a student of a small ViT with random weights, and these."""
     config.task.kind, config.task.teacher = "distill", "teacher.npz"
-    teacher = models.create("ViT-mu/8", **{"resolution": 16, "depth": 1, "num_classes": 10} | fields)
+    teacher = create("ViT-mu/8", **{"resolution": 16, "depth": 1, "num_classes": 10} | fields)
     config = resolve_config(config)
     program = make_program(
         config, sharding.make_mesh(config, jax.devices()[:devices]), data.spec(config), None, teacher
@@ -160,7 +162,7 @@ def test_a_run_names_its_teacher_and_goes_on_with_no_other(quick, teacher, tmp_p
     last = [json.loads(row) for row in (teacher / "metrics.jsonl").read_text().splitlines()][-1]
     assert str(teacher) in line and f"test/accuracy {last['test/accuracy']:.2%}" in line
     [process] = json.loads((tmp_path / "run/history.json").read_text())
-    assert process["teacher_macs"] == models.macs_per_image(interop.load(teacher)[0])
+    assert process["teacher_macs"] == macs_per_image(interop.load(teacher)[0])
     shutil.copytree(teacher, tmp_path / "moved")  # the same weights elsewhere
     quick.total_steps, quick.task.teacher = 6, str(tmp_path / "moved/model.npz")
     other = tmp_path / "other.npz"

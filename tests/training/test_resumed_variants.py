@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from configs import masked_patches, smoke
-from vit_jax import interop, models, train
+from vit_jax import interop, train
+from vit_jax.model import create
 from vit_jax.models import bit_spec
 
 RESNET = {"width": 32, "depth": None, "mlp_dim": None, "num_heads": None, "pooling": "token", "position": "learned"}
@@ -41,7 +42,7 @@ def recipe(variant):
 
 def save_teacher(path):
     """Writes random weights of another small ViT for digits; returns the path."""
-    model = models.create("ViT-mu/4", resolution=16, depth=1, num_classes=10)
+    model = create("ViT-mu/4", resolution=16, depth=1, num_classes=10)
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)))
     random = np.random.default_rng(0)
     interop.save(path, model, jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), shapes))

@@ -14,7 +14,7 @@ from vit_jax.analysis.drawings import Drawing, list_drawings
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.overlays import attended, mosaic, stretch
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 SMALL = 96  # pixels: smaller pictures are encoded without loss
 HEAD_PIXELS = 56  # width of the map of a head on the page

@@ -23,8 +23,9 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
-from vit_jax import models, printable, reason
+from vit_jax import printable, reason
 from vit_jax.data.images import read_image
+from vit_jax.model import Model
 
 DRAW_SECONDS = 2.0  # between two drawings of a live plot
 MAX_MARKERS = 40  # lines with more points have no markers
@@ -203,7 +204,7 @@ def predictions(
 
 
 def attention(
-    model: models.Model, image: Float[np.ndarray, "height width 3"], weights: Float[Any, "depth heads tokens tokens"]
+    model: Model, image: Float[np.ndarray, "height width 3"], weights: Float[Any, "depth heads tokens tokens"]
 ) -> NotebookFigure:
     """Returns a figure of the attention in some blocks of a model, averaged over heads.
 

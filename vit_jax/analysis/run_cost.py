@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import UserError
 from vit_jax.analysis import html
 from vit_jax.config import flatten_config
-from vit_jax.models import training_flops
+from vit_jax.macs import training_flops
 from vit_jax.monitoring import RunFolder, goodput, total_seconds
 
 # Key of a plan -> the field of the configuration that has the same value if the plan is of the run.

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Int64
 
 from vit_jax import UserError, choose, interop, printable
 from vit_jax.data.sources import Source, compose
-from vit_jax.models import Model
+from vit_jax.model import Model
 from vit_jax.storage import read_json
 
 FOLDER = Path(__file__).parent

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import NPZ_ERRORS, UserError, encode_text, user_errors
 from vit_jax.evals.outputs import Arrays
-from vit_jax.models import Model
+from vit_jax.model import Model
 from vit_jax.storage import cache, versions
 from vit_jax.tree import ArrayTree
 

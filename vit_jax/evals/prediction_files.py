@@ -17,7 +17,7 @@ from vit_jax.evals.mistakes import find_mistakes
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
 from vit_jax.evals.predictions import count_confusion, map_predictions
 from vit_jax.inference import Inference
-from vit_jax.models import Model
+from vit_jax.model import Model
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
 

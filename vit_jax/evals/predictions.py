@@ -12,7 +12,7 @@ from vit_jax.data.sources import Source
 from vit_jax.evals import scores
 from vit_jax.evals.class_maps import model_wnids, read_class_map
 from vit_jax.evals.real import read_real_labels, select_labels
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 MOST_CLASSES = 2000  # a confusion matrix of more classes is not written whole
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import jax
 
-from vit_jax import UserError, models, reason
+from vit_jax import UserError, reason
+from vit_jax.execution import AttentionSizes, attention_sizes, make_attention_calls
 from vit_jax.hardware.bench import Bench
 from vit_jax.hardware.measurement import Measurement
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.kernel_trials import COMPARISONS, PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
+from vit_jax.model import Model, create
 
 INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small, since interpreting one is slow
 
@@ -25,7 +27,7 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
         try:
             workload = MeasuredStep.choose(bench, name)
             model = workload.device_model(bench)
-            sizes = models.attention_sizes(model.vit, workload.images, bench.mesh.shape["tensor"])
+            sizes = attention_sizes(model.vit, workload.images, bench.mesh.shape["tensor"])
         except UserError as error:
             yield Measurement(f"{name}: attention", "ms", None, note=str(error))
             continue
@@ -49,7 +51,7 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
         except jax.errors.JaxRuntimeError as error:
             yield Measurement(f"{name}: {kind}", "ms", None, advice="kernel time", note=reason(error))
     if bench.device.platform == "cpu":
-        small = models.create(INTERPRETED, resolution=64, attention="fused")
+        small = create(INTERPRETED, resolution=64, attention="fused")
         with interpret_kernels():
             yield from compare_values(bench, f"{INTERPRETED}: fused, interpreted", small, "attention")
         yield Measurement("fused: time", "ms", None, note="a CPU executes no kernel")
@@ -57,7 +59,7 @@ def measure_attention(bench: Bench) -> Iterator[Measurement]:
         remember_times(bench.device.device_kind, times)
 
 
-def compare_values(bench: Bench, name: str, model: models.Model, field: str) -> Iterator[Measurement]:
+def compare_values(bench: Bench, name: str, model: Model, field: str) -> Iterator[Measurement]:
     """Yields how far a model's attention or MLP is from the plain form in float32: the result and each gradient."""
     tensor = bench.mesh.shape["tensor"]
     try:
@@ -84,13 +86,13 @@ def compare_values(bench: Bench, name: str, model: models.Model, field: str) -> 
 
 
 def compare_times(
-    bench: Bench, name: str, kind: str, sizes: models.AttentionSizes, times: list[AttentionTime]
+    bench: Bench, name: str, kind: str, sizes: AttentionSizes, times: list[AttentionTime]
 ) -> Iterator[Measurement]:
     """Yields the times of the forward pass and of the forward and backward pass, beside those of the plain form.
 
     If the latter two differ by more than their spreads, they are appended to `times`.
     """
-    forms = [models.make_attention_calls(form, sizes, bench.device) for form in (kind, PLAIN)]  # type: ignore[arg-type]
+    forms = [make_attention_calls(form, sizes, bench.device) for form in (kind, PLAIN)]  # type: ignore[arg-type]
     for what in forms[0]:
         own, plain = bench.time_in_turns([calls[what] for calls in forms])
         measured, predicted = (1e3 * own.median, 1e3 * own.spread), 1e3 * plain.median

@@ -11,6 +11,7 @@ from vit_jax.config import EXECUTION
 from vit_jax.interop import class_names
 from vit_jax.interop.pytorch import read_json, stated_kind
 from vit_jax.json_text import to_json
+from vit_jax.model import Model, create
 
 NOTE = "vit_jax"  # the key of the description in the header of a file
 
@@ -63,17 +64,17 @@ class ModelDescription:
 TYPES = get_type_hints(ModelDescription)
 
 
-def describe_model(model: models.Model) -> dict[str, Any]:
+def describe_model(model: Model) -> dict[str, Any]:
     """Returns the description of a model as JSON."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
     names = list(model.class_names) if model.class_names else None
     return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss, model.resample))
 
 
-def restore_model(description: object) -> models.Model:
+def restore_model(description: object) -> Model:
     """Returns the model that `describe_model` described; raises as `check_description`."""
     stated = check_description(description)
-    return models.create(stated.model, **stated.keywords)
+    return create(stated.model, **stated.keywords)
 
 
 def check_description(description: Any) -> ModelDescription:
@@ -113,7 +114,7 @@ def description_file(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def header_notes(model: models.Model) -> dict[str, str]:
+def header_notes(model: Model) -> dict[str, str]:
     """Returns key -> text of the note that describes a model in the header of its file."""
     return {NOTE: to_json(describe_model(model))}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.interop.description import ModelDescription
+from vit_jax.model import Model
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class Format:
     describe: Callable[[Any, Any, Path, Mapping[str, Any]], ModelDescription]
     read: Callable[[Any, Any, Any, dict[str, tuple[int, ...]]], dict[str, Any]]
     write: Callable[[dict[str, np.ndarray], Any], dict[str, np.ndarray]]
-    describing_files: Callable[[str, models.Model], dict[str, str]] = lambda name, model: {}
+    describing_files: Callable[[str, Model], dict[str, str]] = lambda name, model: {}
     is_inferred: bool = True

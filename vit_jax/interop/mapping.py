@@ -11,7 +11,8 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.config import Affects, model_fields
 from vit_jax.interop.archives import Archive
-from vit_jax.models import Model, ModelSpec
+from vit_jax.model import Model
+from vit_jax.models import ModelSpec
 
 READ_THREADS = min(os.cpu_count() or 1, 4)
 OTHER_LAYOUT = "use --layout=ours"  # our own layout supports every model

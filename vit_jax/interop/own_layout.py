@@ -9,7 +9,8 @@ from vit_jax.interop.archives import Archive
 from vit_jax.interop.description import ModelDescription, describe_model, description_file, read_description
 from vit_jax.interop.format import Format
 from vit_jax.interop.pytorch import json_text
-from vit_jax.models import BitSpec, Model, ModelSpec
+from vit_jax.model import Model
+from vit_jax.models import BitSpec, ModelSpec
 
 
 def detect_form(archive: Archive) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax import UserError, models, tell, tree
 from vit_jax.config import Affects, model_fields
+from vit_jax.model import Model
 from vit_jax.models import without_adapters
 
 # Fields of config.model in which source and target must agree: always, and only if the head is kept.
@@ -20,9 +21,9 @@ FOR_SHELLS = str.maketrans("", "", " ()")  # a shell would read the parentheses 
 
 
 def adapt_parameters(
-    source: models.Model,
+    source: Model,
     params: dict[str, Any],
-    target: models.Model,
+    target: Model,
     wanted: dict[str, Any],
     keep_head: bool = False,
     method: str | None = None,
@@ -81,9 +82,7 @@ def adapt_parameters(
     return leaves
 
 
-def resample(
-    source: models.Model, params: dict[str, Any], target: models.Model, method: str | None = None
-) -> dict[str, Any]:
+def resample(source: Model, params: dict[str, Any], target: Model, method: str | None = None) -> dict[str, Any]:
     """Returns the parameters of a model for the resolution and the patch size of another one.
 
     If positions change, a line on standard error says how.
@@ -126,7 +125,7 @@ def check_class_order(old: Sequence[str] | None, new: Sequence[str] | None) -> N
     )
 
 
-def config_fields(source: models.Model) -> dict[str, Any]:
+def config_fields(source: Model) -> dict[str, Any]:
     """Returns field of `config.model` -> value with which a run can start from a model. The name is left out."""
     return {name: source.field(name) for name in CONFIG_FIELDS if name in source.values}
 
@@ -136,7 +135,7 @@ def _differs(key: str, old: Any, new: Any) -> bool:
     return bool(old) != bool(new) if key == "layer_scale" else old != new
 
 
-def _remedy(source: models.Model, target: models.Model, fields: tuple[str, ...]) -> str:
+def _remedy(source: Model, target: Model, fields: tuple[str, ...]) -> str:
     """Returns a sentence on the flags that make the target like the source, or on the fields that no flag sets."""
     if unnamed := [f"{key} {source.field(key)}" for key in NAME_FIELDS if key in source.fields]:
         return f"no field of config.model sets {', '.join(unnamed)}"

@@ -14,12 +14,13 @@ from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree
 from vit_jax.interop import archives, class_names, description, formats, locate, transfer
 from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes, unwrapped
+from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
 
 FlatParameters = dict[str, np.ndarray]  # our name -> parameter
 
 
-def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tuple[models.Model, dict[str, Any]]:
+def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tuple[Model, dict[str, Any]]:
     """Returns the model and the float32 parameters at a path.
 
     What files of other projects do not state is inferred from their arrays. The inferred model is printed to standard
@@ -59,7 +60,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
-            wanted = models.create(entry.model).field("patch_size")
+            wanted = create(entry.model).field("patch_size")
             given = {"patch_size": wanted, "resolution": entry.resolution} | given
         elif not is_native and not entry and given.keys().isdisjoint(("resolution", "patch_size", "preprocess")):
             given |= _stated_resolution(model)
@@ -78,7 +79,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
 
 
 def save(
-    path: str | Path, model: models.Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
+    path: str | Path, model: Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
 ) -> None:
     """Writes the parameters of a model in a layout.
 
@@ -119,7 +120,7 @@ def save(
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
 
 
-def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     path = located.path
     with archives.open_archive(path) as opened:
         archive = unwrapped(opened)
@@ -147,7 +148,7 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
     Raises:
         UserError: the layout or the model differs.
     """
-    wanted = models.create(entry.model)
+    wanted = create(entry.model)
     resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
     fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
     resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
@@ -161,7 +162,7 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
         )
 
 
-def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[models.Model, FlatParameters]:
+def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     params, manifest = checkpoint.read_weights(located.path)
     stated = description.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
@@ -169,9 +170,7 @@ def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[mo
     return model, tree.flatten(params)
 
 
-def _load_adapted(
-    adapter: peft.Adapter, given: dict[str, Any], resample: str | None
-) -> tuple[models.Model, FlatParameters]:
+def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | None) -> tuple[Model, FlatParameters]:
     """Returns the model and the parameters that result when adapters are added to the weights that they name.
 
     If the adapters' file contains a head, it replaces the head of those weights.
@@ -204,7 +203,7 @@ def _load_adapted(
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
-        source = dataclasses.replace(source, spec=models.create(source.name, **fields).spec)
+        source = dataclasses.replace(source, spec=create(source.name, **fields).spec)
     wanted = _wanted_parameters(model)
     keep_head = not peft.has_head(arrays)
     try:
@@ -217,17 +216,17 @@ def _load_adapted(
     return model, params
 
 
-def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> models.Model:
+def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> Model:
     """Returns the model with the user's changes, but still with the resolution and the patch size of the file."""
     if "num_classes" in given:
         stored = stored | {"class_names": None}
-    sizes = {key: models.create(name, **stored).field(key) for key in ("resolution", "patch_size")}
-    return models.create(name, **(stored | given | sizes))
+    sizes = {key: create(name, **stored).field(key) for key in ("resolution", "patch_size")}
+    return create(name, **(stored | given | sizes))
 
 
 def _resize(
-    model: models.Model, params: FlatParameters, given: dict[str, Any], method: str | None
-) -> tuple[models.Model, FlatParameters]:
+    model: Model, params: FlatParameters, given: dict[str, Any], method: str | None
+) -> tuple[Model, FlatParameters]:
     """Returns the model and its parameters at the resolution and patch size in `given`; unchanged without them."""
     sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
     name, old, new = model.name, model.field("patch_size"), sizes["patch_size"]
@@ -235,14 +234,14 @@ def _resize(
         if model.field("stem") != "patches":
             raise UserError("patch_size cannot change: only patches of pixels can be resized, not those of a ResNet")
         name = f"{name.rpartition('/')[0]}/{new}"
-    spec = models.create(name, **(model.fields | sizes)).spec
+    spec = create(name, **(model.fields | sizes)).spec
     if new != old:
         tell(f"{name}: patches resized from {old}x{old} to {new}x{new} pixels")
     resized = dataclasses.replace(model, name=name, spec=spec)
     return resized, transfer.resample(model, params, resized, method or ("flexi" if "patch_size" in given else None))
 
 
-def _stated_resolution(model: models.Model) -> dict[str, Any]:
+def _stated_resolution(model: Model) -> dict[str, Any]:
     """Returns the resolution of the images that a model's pipe gives; nothing if the model cannot have it.
 
     If it is another than that of the model's positions, a line on standard error says so.
@@ -258,7 +257,7 @@ def _stated_resolution(model: models.Model) -> dict[str, Any]:
     return {"resolution": size}
 
 
-def _in_words(model: models.Model) -> str:
+def _in_words(model: Model) -> str:
     height, width = model.image_size
     tokens = f", {model.spec.tokens:,} tokens" if isinstance(model.spec, models.ModelSpec) else ""
     return f"{height}x{width} pixels{tokens}"
@@ -269,14 +268,14 @@ def _usual_loss(num_classes: int) -> str:
     return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
 
 
-def _wanted_parameters(model: models.Model) -> dict[str, jax.ShapeDtypeStruct]:
+def _wanted_parameters(model: Model) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a model's parameters by name."""
     # The table of fixed positions, which may be large, is not computed.
     size = model.image_size if model.spec.has_sized_parameters else (model.spec.tile, model.spec.tile)
-    return tree.flatten(models.parameter_shapes(model, size))
+    return tree.flatten(parameter_shapes(model, size))
 
 
-def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
+def _check_parameters(model: Model, params: Mapping[str, Any]) -> None:
     """Compares parameters with those of a model.
 
     Raises:
@@ -286,7 +285,7 @@ def _check_parameters(model: models.Model, params: Mapping[str, Any]) -> None:
         raise UserError(f"the arrays do not match the model {model.name}: {'; '.join(wrong)}.")
 
 
-def _summarise(model: models.Model, params: FlatParameters) -> str:
+def _summarise(model: Model, params: FlatParameters) -> str:
     named = ("width", "depth", "mlp_dim", "num_heads", "stem", "stages", "stem_width")
     words = [model.name, *(f"{name} {value}" for name, value in model.fields.items() if name in named)]
     height, width = model.image_size

@@ -12,6 +12,8 @@ import jax
 
 from vit_jax import models, reason
 from vit_jax.distributed import Coordinator, Supervisor, run_on_all
+from vit_jax.execution import PLAIN_FORMS, attention_sizes, measure_differences, measure_mlp_differences, mlp_sizes
+from vit_jax.model import Model, create
 from vit_jax.storage import atomic_write, cache, versions
 
 TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.011 from float32, the plain form up to 0.007
@@ -20,8 +22,8 @@ Differences: TypeAlias = Callable[[Any, Any, int], dict[str, float]]  # (spec, d
 
 # Field of the spec -> the comparison of its kernel with the plain form.
 COMPARISONS: dict[str, Differences] = {
-    "attention": models.measure_differences,
-    "mlp": lambda spec, device, tensor: models.measure_mlp_differences(spec, device),
+    "attention": measure_differences,
+    "mlp": lambda spec, device, tensor: measure_mlp_differences(spec, device),
 }
 PARTS = {"attention": "attention", "mlp": "MLP"}  # field of the spec -> the part of the model whose form it is
 
@@ -40,12 +42,12 @@ class DeviceLike(Protocol):
 
 
 def check_kernels(
-    model: models.Model,
+    model: Model,
     device: DeviceLike,
     tensor: int = 1,
     coordinator: Coordinator | None = None,
     comparisons: Mapping[str, Differences] = COMPARISONS,
-) -> models.Model:
+) -> Model:
     """Returns the model, with the plain form in place of each kernel that fails or is wrong on a device of some host.
 
     The result of a completed comparison is kept in the folder `checked` of the cache.
@@ -70,11 +72,11 @@ def check_kernels(
             logging.getLogger(__name__).warning(
                 "the %s kernel %s%s %s; the plain form, which is slower, replaces it.", PARTS[field], kind, where, fault
             )
-            model = model.with_fields(**{field: models.PLAIN_FORMS[field]})
+            model = model.with_fields(**{field: PLAIN_FORMS[field]})
     return model
 
 
-def find_fault(model: models.Model, field: str, device: DeviceLike, tensor: int, compare: Differences) -> str | None:
+def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compare: Differences) -> str | None:
     """Returns, in words, what is wrong with a kernel of a model on a device, or None if nothing is wrong.
 
     The result of a comparison is kept for the kind of device, the sizes and the code, and is returned the next time. A
@@ -92,7 +94,7 @@ def find_fault(model: models.Model, field: str, device: DeviceLike, tensor: int,
     if kind is None or not isinstance(spec, models.ModelSpec) or device.platform == "cpu":
         return None
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
-    sizes = models.attention_sizes(spec, 0, tensor) if field == "attention" else models.mlp_sizes(spec)
+    sizes = attention_sizes(spec, 0, tensor) if field == "attention" else mlp_sizes(spec)
     text = json.dumps([device.device_kind, code, field, kind, sizes])
     path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
@@ -116,7 +118,7 @@ def check_example() -> list[tuple[str, str, str | None]]:
     implementation, and what is wrong with its kernel there (None: nothing).
     """
     device = jax.local_devices()[0]
-    model = models.create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 8)
+    model = create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 8)
     return [
         (PARTS[field], model.field(field), find_fault(model, field, device, 1, compare))
         for field, compare in COMPARISONS.items()

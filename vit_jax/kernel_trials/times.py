@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import models
 from vit_jax.distributed import Coordinator, run_on_all
+from vit_jax.execution import AttentionSizes, attention_sizes
 from vit_jax.kernels import round_up
 from vit_jax.program import model_without_data
 from vit_jax.storage import atomic_write, cache, filesystem, versions
@@ -48,7 +49,7 @@ class AttentionTime(NamedTuple):
     seconds: float
     plain_seconds: float
 
-    def is_of(self, sizes: models.AttentionSizes) -> bool:
+    def is_of(self, sizes: AttentionSizes) -> bool:
         """Returns whether this measurement holds for attention of some sizes, whatever their number of images."""
         tokens = round_up(self.tokens, ROWS), round_up(sizes.tokens, ROWS)
         return (self.heads, self.head_dim, self.dtype) == (sizes.heads, sizes.head_dim, sizes.dtype) and (
@@ -123,7 +124,7 @@ def find_slower(config: ConfigDict) -> str | None:
     if not isinstance(spec, models.ModelSpec) or spec.attention.is_sparse:  # a pattern has forms of its own
         return None
     dtype = {"auto": "float32" if device.platform == "cpu" else "bfloat16"}.get(config.model.dtype, config.model.dtype)
-    sizes = models.attention_sizes(spec, 1, config.mesh.tensor)._replace(dtype=dtype)
+    sizes = attention_sizes(spec, 1, config.mesh.tensor)._replace(dtype=dtype)
     if sizes.change or spec.position.is_relative:  # the times are of attention without these
         return None
     for time in times:

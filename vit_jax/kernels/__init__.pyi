@@ -2,6 +2,7 @@ from .attention import fused_attention as fused_attention
 from .changes import QKChange as QKChange
 from .changes import lanes_of_heads as lanes_of_heads
 from .compiler_options import Options as Options
+from .compiler_options import before_strided_convolution as before_strided_convolution
 from .compiler_options import choose_options as choose_options
 from .dispatch import interpret_kernels as interpret_kernels
 from .gelu import gelu_tanh as gelu_tanh

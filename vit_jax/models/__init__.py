@@ -1,4 +1,4 @@
-"""Models: named sizes, and how to create, initialise and apply one."""
+"""The models of the paper as Flax modules, and the specs that describe them."""
 
 import lazy_loader
 

@@ -19,6 +19,7 @@ from vit_jax.models import axial_resnet, resnet
 from vit_jax.models.augmented import augment
 from vit_jax.models.bit_spec import COARSE_STAGE, BitRemat, BitSpec, Border, RootKind, UnitKind
 from vit_jax.models.layers import classifier
+from vit_jax.models.plain import PlainOps
 from vit_jax.models.resnet import FeatureMap, Kernel, Stage, StdConv, StridedMap
 from vit_jax.models.stand_alone import AttentionRoot, attend_nearby
 from vit_jax.sharding import constrain
@@ -69,6 +70,7 @@ class PreActivationUnit(nn.Module):
     width: int
     stride: int = 1
     se_reduction: int = 0  # 0: no squeeze-and-excitation
+    ops: PlainOps = PlainOps()
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> StridedMap:
@@ -79,7 +81,7 @@ class PreActivationUnit(nn.Module):
             residual = conv(wide, 1, "conv_proj", self.stride)(x)
         x = norm(conv(self.width, 1, "conv1")(x), "norm2")
         x = norm(conv(self.width, 3, "conv2", self.stride)(x), "norm3")
-        return residual + resnet.recalibrate(conv(wide, 1, "conv3")(x), self.se_reduction)
+        return residual + resnet.recalibrate(conv(wide, 1, "conv3")(x), self.se_reduction, self.ops)
 
 
 def augmented_fields(stage: int) -> dict[str, Any]:
@@ -131,6 +133,7 @@ class BiT(nn.Module):
     """The whole model: root, stages, the mean over the feature map, head."""
 
     spec: BitSpec
+    ops: PlainOps
 
     @nn.compact
     def __call__(
@@ -146,13 +149,13 @@ class BiT(nn.Module):
         out = {"root": x}
         for index, units in enumerate(spec.stages):
             name, fields = f"stage{index + 1}", form.unit_fields(index + 1)
-            own = functools.partial(unit, se_reduction=spec.se_reduction, **fields)
+            own = functools.partial(unit, se_reduction=spec.se_reduction, ops=self.ops, **fields)
             x = Stage(units, spec.width * 2**index, 2 if index else 1, unit=own, name=name)(x)
             out[name] = x
         x = form.last(x, "norm")
-        out["tokens"] = x.reshape(len(x), -1, x.shape[-1])
+        out["tokens"] = x.reshape(x.shape[0], -1, x.shape[-1])
         x = out["pre_logits"] = constrain(x.mean((1, 2), dtype=jnp.float32), ("batch", "width"))
         if spec.num_classes:
-            x = classifier(spec.num_classes, spec.head_std, spec.head_bias, "head")(x)
+            x = classifier(spec.num_classes, spec.head_std, spec.head_bias, "head", self.ops)(x)
             x = constrain(x, ("batch", "classes"))
         return x, out

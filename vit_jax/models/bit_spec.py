@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from vit_jax import UserError, choose, refuse
 from vit_jax.models.part_specs import Dtype, check_least
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
-from vit_jax.models.spec_fields import image_size
+from vit_jax.models.spec_fields import image_size, row
 
 # The implementations of each are in one dict: FORMS, ROOTS, BORDERS and REMATS.
 UnitKind = Literal["pre_activation", "post_activation", "axial", "stand_alone", "augmented"]
@@ -40,25 +40,19 @@ class BitSpec:
     """
 
     family: ClassVar = "BiT"
-    stages: tuple[int, ...] = UNITS[50]  # units in each
-    width: int = ROOT_WIDTH  # of the root; the features have 4 * 2**(stages - 1) times as many channels
-    # Of the authors' two forms, pre_activation is the released one; post_activation is that of the hybrids and of
-    # big_vision's recipes. The others are post_activation with attention. In place of each 3x3 convolution, axial has
-    # attention along columns and rows (D.6), and stand_alone in neighbourhoods (1906.05909). augmented has attention
-    # beside the 3x3 convolutions of all stages but the first (1904.09925).
-    unit: UnitKind = "pre_activation"
-    se_reduction: int = 0  # of squeeze-and-excitation (1709.01507), channels to a hidden unit; 0: none
-    root: RootKind = "convolution"  # attention: the stem of stand-alone attention
-    # Around the images in the max pooling of a pre-activation root: zeros, as the released weights were trained, or
-    # the lowest number, as in big_vision. After the other root's ReLU it makes no difference.
-    border: Border = "zeros"
+    stages: tuple[int, ...] = row("model.stages", UNITS[50])
+    width: int = row("model.width", ROOT_WIDTH)  # of the root; the features have 4 * 2**(stages - 1) times as many
+    unit: UnitKind = row("model.unit", "pre_activation")
+    se_reduction: int = row("model.se_reduction", 0)
+    root: RootKind = row("model.root", "convolution")
+    border: Border = row("model.border", "zeros")
     # Pixels on a side, or (height, width); any image will do, unless units have positions for this size.
-    resolution: int | tuple[int, int] = 224
+    resolution: int | tuple[int, int] = row("resolution")
     num_classes: int = 1000  # 0: no classifier, the logits are the pooled features
-    head_bias: float = 0.0  # initial value
-    head_std: float = 0.0  # of the kernel's initial values
-    dtype: Dtype = "float32"  # of the activations and of the gradients; parameters and statistics are float32
-    remat: BitRemat = "none"
+    head_bias: float = row("model.head_bias")
+    head_std: float = row("model.head_std")
+    dtype: Dtype = row("model.dtype", "float32")  # of the gradients, too
+    remat: BitRemat = row("model.remat")
 
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""

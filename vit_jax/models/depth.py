@@ -2,7 +2,7 @@
 
 import re
 
-from vit_jax import UserError, refuse, tree
+from vit_jax import tree
 from vit_jax.tree import ArrayTree
 
 STACK = "encoder/blocks/"  # how the names of stacked parameters [depth, ...] begin, which have a row for each block
@@ -40,36 +40,3 @@ def block_name(name: str, block: int) -> str:
 def count_blocks(params: ArrayTree) -> int:
     """Returns the number of encoder blocks in the parameters: the length of their stacked arrays, 0 without blocks."""
     return next((leaf.shape[0] for name, leaf in tree.flatten(params).items() if is_stacked(name)), 0)
-
-
-def check_blocks(model: str, depth: int | None, frozen_blocks: int, layer_decay: float) -> None:
-    """Checks the fields of a configuration that count blocks.
-
-    Args:
-        model: the name of the model.
-        depth: the number of its blocks; None: it has no blocks.
-        frozen_blocks: `optim.frozen_blocks`.
-        layer_decay: `optim.layer_decay`.
-
-    Raises:
-        UserError: a field counts blocks but the model has none; more blocks are frozen than it has; or all blocks are
-            frozen, so that `layer_decay` changes nothing.
-    """
-    if depth is None and (frozen_blocks or layer_decay != 1):
-        raise UserError(
-            f"{model} has no encoder blocks: set optim.frozen_blocks=0 and optim.layer_decay=1; for the rates of its "
-            "stages set optim.lr_multipliers, as in root/.*=0,stage1/.*=0.1."
-        )
-    if depth is None:
-        return
-    refuse(
-        (
-            frozen_blocks > depth,
-            f"optim.frozen_blocks={frozen_blocks} must be at most {depth}, the blocks of {model}.",
-        ),
-        (
-            frozen_blocks == depth and layer_decay != 1,
-            f"optim.layer_decay={layer_decay:g} changes no rate while optim.frozen_blocks={frozen_blocks} freezes all "
-            "blocks; set optim.layer_decay to 1, or freeze fewer blocks.",
-        ),
-    )

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing
-from vit_jax.models.layers import Dense, LayerNorm, Tokens
+from vit_jax.models.attention import out_projection
+from vit_jax.models.layers import Dense, LayerNorm
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.part_specs import Pooling
-from vit_jax.models.self_attention import out_projection
+from vit_jax.models.plain import PlainOps, Tokens
 from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain
 
 Pooled: TypeAlias = Float[Array, "batch width"]
 
@@ -25,19 +24,20 @@ class ProbeAttention(nn.Module):
     """Attention of one learned query, the same for every image, over the tokens."""
 
     spec: ModelSpec
+    ops: PlainOps
 
     @nn.compact
     def __call__(self, probe: Float[Array, " width"], x: Tokens) -> Pooled:
         """Returns what the probe attends to in each image."""
-        spec, names = self.spec, ("batch", "tokens", "heads", "head_dim")
+        spec, ops, names = self.spec, self.ops, ("batch", "tokens", "heads", "head_dim")
         heads, init = (spec.attention.num_heads, spec.head_dim), xavier_uniform(in_axis=0, out_axis=(1, 2))
-        project = functools.partial(Dense, heads, spec.kernel_dtype, init)
+        project = functools.partial(Dense, heads, ops, init)
         query = project(name="query")(probe) * spec.head_dim**-0.5
-        key = constrain(project(name="key")(x), names)
-        value = constrain(project(name="value")(x), names)
+        key = ops.place(project(name="key")(x), *names)
+        value = ops.place(project(name="value")(x), *names)
         scores = jnp.einsum("hd,bthd->bht", query, key, preferred_element_type=jnp.float32)
         attended = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores).astype(x.dtype), value)
-        return out_projection(spec)(attended.reshape(len(x), spec.width))
+        return out_projection(spec, ops)(attended.reshape(x.shape[0], spec.width))
 
 
 class AttentionPooling(nn.Module):
@@ -46,38 +46,39 @@ class AttentionPooling(nn.Module):
     """
 
     spec: ModelSpec
+    ops: PlainOps
 
     @nn.compact
     def __call__(self, x: Tokens) -> Pooled:
         """Returns one vector per image."""
-        spec, x = self.spec, x[:, self.spec.prefix_rows :]
+        spec, ops, x = self.spec, self.ops, x[:, self.spec.prefix_rows :]
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
-        x = ProbeAttention(spec, name="attention")(probe, x)
-        y = LayerNorm(spec.block.norm_epsilon, name="norm")(x)
-        return x + Mlp(spec, Packing(1, 1, 1), name="mlp")(y)
+        x = ProbeAttention(spec, ops, name="attention")(probe, x)
+        y = LayerNorm(spec.block.norm_epsilon, ops, name="norm")(x)
+        return x + Mlp(spec, ops.for_pooled, name="mlp")(y)
 
 
-def pool_by_attention(spec: ModelSpec, x: Tokens) -> Pooled:
+def pool_by_attention(spec: ModelSpec, ops: PlainOps, x: Tokens) -> Pooled:
     """Returns the result of `AttentionPooling`, which becomes the submodule `map_head` of the calling module."""
-    return AttentionPooling(spec, name="map_head")(x)
+    return AttentionPooling(spec, ops, name="map_head")(x)
 
 
-def take_token(spec: ModelSpec, x: Tokens) -> Pooled:
+def take_token(spec: ModelSpec, ops: PlainOps, x: Tokens) -> Pooled:
     """Returns the first token: the class token (equation 4)."""
     return x[:, 0]
 
 
-def average_patches(spec: ModelSpec, x: Tokens) -> Pooled:
+def average_patches(spec: ModelSpec, ops: PlainOps, x: Tokens) -> Pooled:
     """Returns the mean of the patches' tokens: global average pooling (appendix D.3)."""
     return x[:, spec.prefix_rows :].mean(axis=1, dtype=jnp.float32)
 
 
-def take_both(spec: ModelSpec, x: Tokens) -> Float[Array, "batch twice_width"]:
+def take_both(spec: ModelSpec, ops: PlainOps, x: Tokens) -> Float[Array, "batch twice_width"]:
     """Returns the class token, then the mean of the patches' tokens (DINOv2's linear classifier)."""
-    return jnp.concatenate([take_token(spec, x), average_patches(spec, x)], axis=1)
+    return jnp.concatenate([take_token(spec, ops, x), average_patches(spec, ops, x)], axis=1)
 
 
-POOLINGS: dict[Pooling, Callable[[ModelSpec, Tokens], Float[Array, "batch features"]]] = {
+POOLINGS: dict[Pooling, Callable[[ModelSpec, PlainOps, Tokens], Float[Array, "batch features"]]] = {
     "token": take_token,
     "gap": average_patches,
     "map": pool_by_attention,

@@ -1,132 +1,12 @@
-"""The layers that the modules share: dense layer, LayerNorm and dropout, with gradients that suit the platform."""
-
-import functools
-from collections.abc import Callable
-from typing import TypeAlias
+"""The layers that the modules share: their parameters, and dropout."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing
-from vit_jax.sharding import gather
-
-Tokens: TypeAlias = Float[Array, "batch tokens width"]
-Wide: TypeAlias = Float[Array, "*rows wide"]
-Narrow: TypeAlias = Float[Array, "*rows narrow"]
-Kernel: TypeAlias = Float[Array, "wide narrow"]
-Rows: TypeAlias = Float[Array, "*rows width"]
-Channels: TypeAlias = Float[Array, " width"]
-Statistic: TypeAlias = Float[Array, "*rows 1"]
-Residuals: TypeAlias = tuple[Rows, Statistic, Statistic, Channels]
-NormArrays: TypeAlias = tuple[Channels, Channels]  # scale and bias
-DenseArrays: TypeAlias = tuple[Float[Array, "..."], Float[Array, "..."]]  # kernel and bias
-Multiply: TypeAlias = Callable[[Array, Array], Array]  # (rows, kernel) -> their product, summed over the inputs
-
-
-@jax.custom_vjp
-def add_bias(x: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns `x + bias` in the dtype of `x`; the gradient of `bias` is summed over the other axes in float32.
-
-    Args:
-        x: any shape.
-        bias: the shape of the last axes of `x`, in float32.
-    """
-    return x + bias.astype(x.dtype)
-
-
-def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
-    return add_bias(x, bias), bias
-
-
-def _add_bias_backward(bias: Array, grad: Array) -> tuple[Array, Array]:
-    return grad, grad.sum(range(grad.ndim - bias.ndim), dtype=jnp.float32).astype(bias.dtype)
-
-
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-@jax.custom_vjp
-def product(x: Float[Array, "*rows inputs"], kernel: Float[Array, "inputs ..."]) -> Float[Array, "..."]:
-    """Returns the product of `x` and `kernel`, summed over the inputs: [*rows, *outputs] in the dtype of `x`.
-
-    The gradient of the kernel is computed, and then exchanged between devices, in the kernel's own dtype. So the
-    gradient of a float32 kernel is never rounded to bfloat16. Only reverse-mode differentiation works.
-    """
-    return _product_forward(x, kernel)[0]
-
-
-def _product_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return jnp.tensordot(x, kernel.astype(x.dtype), 1), (x, kernel)
-
-
-def _product_backward(residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    x, kernel = residuals
-    axes = tuple(range(grad.ndim))
-    rows, outputs = axes[: x.ndim - 1], axes[x.ndim - 1 :]
-    grad_x = jnp.tensordot(grad, kernel.astype(x.dtype), (outputs, tuple(range(1, kernel.ndim))))
-    # The casts become part of the matmul on TPUs; CPUs lack large products of bfloat16 with results in float32.
-    grad_kernel = jnp.tensordot(grad.astype(kernel.dtype), x.astype(kernel.dtype), (rows, rows))
-    return grad_x, jnp.moveaxis(grad_kernel, -1, 0)
-
-
-product.defvjp(_product_forward, _product_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def as_matrix(kernel: Float[Array, "..."], outputs: int) -> Float[Array, "inputs outputs"]:
-    """Returns a kernel reshaped to a matrix with `outputs` columns.
-
-    The gradient is computed as a matrix of this shape too. Otherwise the TPUs' compiler computes the gradient in the
-    kernel's own layout in memory, for which it first transposes an activation.
-    """
-    return kernel.reshape(-1, outputs)
-
-
-def _as_matrix_forward(kernel: Array, outputs: int) -> tuple[Array, Array]:
-    return kernel.reshape(-1, outputs), kernel
-
-
-def _as_matrix_backward(outputs: int, kernel: Array, grad: Array) -> tuple[Array]:
-    return (jax.lax.optimization_barrier(grad).reshape(kernel.shape),)
-
-
-as_matrix.defvjp(_as_matrix_forward, _as_matrix_backward)
-
-
-@jax.custom_vjp
-def narrowing_product(x: Wide, kernel: Kernel) -> Narrow:
-    """Returns `product(x, kernel)`, but on CPUs XLA computes the gradient of the kernel in two thirds of the time."""
-    return _product_forward(x, kernel)[0]
-
-
-def _narrowing_backward(residuals: tuple[Wide, Kernel], grad: Narrow) -> tuple[Wide, Kernel]:
-    x, kernel = residuals
-    factors = x.astype(kernel.dtype), grad.astype(kernel.dtype)
-    grad_kernel = jax.lax.platform_dependent(*factors, cpu=_transposed_gradient, default=_kernel_gradient)
-    return grad @ kernel.astype(x.dtype).T, grad_kernel
-
-
-def _kernel_gradient(x: Wide, grad: Narrow) -> Kernel:
-    return _flat(x).T @ _flat(grad)
-
-
-def _transposed_gradient(x: Wide, grad: Narrow) -> Kernel:
-    # The barrier keeps the compiler from undoing the transposition.
-    return jax.lax.optimization_barrier(_flat(grad).T @ _flat(x)).T
-
-
-def _flat(x: Array) -> Array:
-    return x.reshape(-1, x.shape[-1])
-
-
-narrowing_product.defvjp(_product_forward, _narrowing_backward)
-
-
-def dense(x: Array, kernel: Array, bias: Array, name: str, multiply: Multiply = product) -> Array:
-    """Returns `x @ kernel + bias` in the dtype of `x`, where the kernel is gathered as the parameter `name`/kernel."""
-    return add_bias(multiply(x, gather(kernel, f"{name}/kernel", x.dtype)), bias)
+from vit_jax.models.attention_change import NormArrays
+from vit_jax.models.plain import DenseArrays, PlainOps, Rows
 
 
 class DenseParameters(nn.Module):
@@ -134,40 +14,34 @@ class DenseParameters(nn.Module):
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    kernel_dtype: str  # of the kernel's gradient
-    kernel_init: nn.initializers.Initializer
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
 
     @nn.compact
     def __call__(self) -> DenseArrays:
         """Returns the kernel [*inputs, *outputs] and the bias [*outputs]."""
-        return dense_parameters(self, self.inputs, self.outputs)
+        kernel = self.param("kernel", self.kernel_init, (*self.inputs, *self.outputs))
+        return kernel, self.param("bias", self.bias_init, self.outputs)
 
 
 class Dense(nn.Module):
     """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`."""
 
     features: int | tuple[int, ...]
-    kernel_dtype: str = "float32"  # of the kernel's gradient
+    ops: PlainOps
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
     inputs: tuple[int, ...] = ()  # of the kernel, if it has several dimensions for the last one of `x`
-    multiply: Multiply = product
 
     @nn.compact
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "..."]:
         """Returns `x @ kernel + bias`, [*rows, *features], in the dtype of `x`."""
         outputs = self.features if isinstance(self.features, tuple) else (self.features,)
-        return dense(x, *dense_parameters(self, self.inputs or x.shape[-1:], outputs), self.name, self.multiply)
+        kernel = self.param("kernel", self.kernel_init, (*(self.inputs or x.shape[-1:]), *outputs))
+        return self.ops.dense(x, kernel, self.param("bias", self.bias_init, outputs), self.name)
 
 
-def dense_parameters(module: Dense | DenseParameters, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> DenseArrays:
-    """Returns the parameters `kernel` [*inputs, *outputs] and `bias` [*outputs] of a module that is a dense layer."""
-    kernel = module.param("kernel", module.kernel_init, (*inputs, *outputs)).astype(module.kernel_dtype)
-    return kernel, module.param("bias", module.bias_init, outputs)
-
-
-def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
+def classifier(num_classes: int, std: float, bias: float, name: str, ops: PlainOps) -> Dense:
     """Returns the last layer of a model, in float32.
 
     Args:
@@ -175,20 +49,10 @@ def classifier(num_classes: int, std: float, bias: float, name: str) -> Dense:
         std: the standard deviation of the initial kernel; 0: the kernel starts at zero.
         bias: the initial value of the bias.
         name: the name of the layer.
+        ops: the operations.
     """
     kernel_init = nn.initializers.normal(std) if std else nn.initializers.zeros
-    return Dense(num_classes, "float32", kernel_init, nn.initializers.constant(bias), name=name)
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm over the width as published: variance as E[x²] - E[x]², statistics in float32."""
-
-    epsilon: float
-
-    @nn.compact
-    def __call__(self, x: Rows) -> Rows:
-        """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
-        return layer_norm(x, *norm_parameters(self, x.shape[-1]), self.epsilon)
+    return Dense(num_classes, ops, kernel_init, nn.initializers.constant(bias), name=name)
 
 
 class NormParameters(nn.Module):
@@ -199,55 +63,30 @@ class NormParameters(nn.Module):
     @nn.compact
     def __call__(self) -> NormArrays:
         """Returns scale and bias."""
-        return norm_parameters(self, self.channels)
+        scale = self.param("scale", nn.initializers.ones, (self.channels,))
+        return scale, self.param("bias", nn.initializers.zeros, (self.channels,))
 
 
-def norm_parameters(module: nn.Module, width: int) -> NormArrays:
-    """Returns the parameters `scale` and `bias` of a module that is a LayerNorm; they start at 1 and 0."""
-    scale = module.param("scale", nn.initializers.ones, (width,))
-    return scale, module.param("bias", nn.initializers.zeros, (width,))
+class LayerNorm(nn.Module):
+    """LayerNorm over the width."""
+
+    epsilon: float
+    ops: PlainOps
+
+    @nn.compact
+    def __call__(self, x: Rows) -> Rows:
+        """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        return self.ops.norm(x, scale, self.param("bias", nn.initializers.zeros, x.shape[-1:]), self.epsilon)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
-    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias. Only reverse-mode differentiation works.
-
-    The backward pass is written out and reads each activation once, which is faster on CPUs and, by the compiler's
-    estimate, on TPUs.
-    """
-    return _norm_forward(x, scale, bias, epsilon)[0]
-
-
-def _norm_forward(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> tuple[Rows, Residuals]:
-    wide = x.astype(jnp.float32)
-    mean = wide.mean(-1, keepdims=True)
-    variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
-    inverse = jax.lax.rsqrt(variance + epsilon)
-    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale)
-
-
-def _norm_backward(epsilon: float, residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Channels]:
-    x, mean, inverse, scale = residuals
-    grad = grad.astype(jnp.float32)
-    normal = (x.astype(jnp.float32) - mean) * inverse
-    inner = grad * scale
-    across = inner.mean(-1, keepdims=True) + normal * (inner * normal).mean(-1, keepdims=True)
-    rows = tuple(range(x.ndim - 1))
-    return (inverse * (inner - across)).astype(x.dtype), (grad * normal).sum(rows), grad.sum(rows)
-
-
-layer_norm.defvjp(_norm_forward, _norm_backward)
-
-
-def dropout(module: nn.Module, x: Rows, packing: Packing) -> Rows:
+def dropout(module: nn.Module, x: Rows, ops: PlainOps) -> Rows:
     """Returns `x` after dropout at the rate of the module's spec, if the module has a `dropout` random stream.
 
-    The mask is drawn for the tokens of the images and packed afterwards. So it does not depend on the packing, which
-    differs between devices.
+    The mask is drawn for the tokens of all images, so that it depends neither on the devices nor on the rows.
     """
     keep = 1.0 - module.spec.block.dropout_rate
     if keep == 1.0 or not module.has_rng("dropout"):
         return x
-    tokens = len(x) // packing.rows * packing.images * packing.tokens
-    kept = packing.complete(jax.random.bernoulli(module.make_rng("dropout"), keep, (tokens, x.shape[-1])))
+    kept = ops.per_token(x, lambda shape: jax.random.bernoulli(module.make_rng("dropout"), keep, shape))
     return jnp.where(kept, x / keep, jnp.zeros_like(x))

@@ -1,7 +1,7 @@
 """The parts of a model's description: stem, tokens before the patches, positions, attention, blocks and head.
 
-A field declares everything about itself in one place: its default; its type, which as a `Literal` lists the accepted
-words; and its flat keyword, where that differs from its name.
+`row` names the row of config/fields.py that has the default and the meaning of a field, and its flat keyword; the type
+lists the accepted words as a `Literal`. A field that no configuration has is declared here.
 """
 
 import math
@@ -10,10 +10,10 @@ from typing import Literal
 
 from vit_jax import UserError, refuse
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
-from vit_jax.models.spec_fields import image_size
+from vit_jax.models.spec_fields import image_size, row
 
-# The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, ATTENTIONS, POOLINGS, ACTIVATIONS,
-# MLPS, BLOCKS, STOCHASTIC_DEPTHS and REMAT_POLICIES.
+# The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, POOLINGS, ACTIVATIONS, BLOCKS,
+# STOCHASTIC_DEPTHS; of what changes no result, in `execution`: ATTENTIONS, MLPS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
@@ -40,8 +40,6 @@ LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
-CHIP_KERNELS = ("fused", "cudnn")  # implementations that a chip may execute wrongly
-PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
 def check_least(part: object, least: int, *names: str) -> None:
@@ -60,15 +58,13 @@ class StemSpec:
 
     patch_size: int = 16  # pixels of the image on a side, also where the patches are those of a feature map
     kind: StemKind = field(default="patches", metadata={"keyword": "stem"})
-    stages: tuple[int, ...] = ()  # units in each stage of the ResNet; empty: the ResNet is only its root
+    stages: tuple[int, ...] = row("model.stages", ())  # empty: the ResNet is only its root
     width: int = field(default=64, metadata={"keyword": "stem_width"})  # channels of the ResNet's root
-    # Of the ResNet's norms and of the standardisation of its weights: as the authors released it, or timm's.
-    epsilons: StemEpsilons = field(default="released", metadata={"keyword": "stem_epsilons"})
-    bias: bool = field(default=True, metadata={"keyword": "embed_bias"})  # of the projection
-    pre_norm: bool = False  # a LayerNorm of all tokens with their positions, before the first block (CLIP, 2103.00020)
-    # Red, green and blue values in [0, 1] become (value - mean) / std; the default leaves images in [-1, 1] as given.
-    mean: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_mean"})
-    std: tuple[float, ...] = field(default=(0.5, 0.5, 0.5), metadata={"keyword": "image_std"})
+    epsilons: StemEpsilons = row("model.stem_epsilons")
+    bias: bool = row("model.embed_bias")
+    pre_norm: bool = row("model.pre_norm")
+    mean: tuple[float, ...] = row("model.image_mean")
+    std: tuple[float, ...] = row("model.image_std")
 
     def __post_init__(self):
         """Raises UserError for sizes that contradict each other."""
@@ -111,8 +107,8 @@ class StemSpec:
 class PrefixSpec:
     """The learned tokens before those of the patches: a class token (section 3.1), then registers (2309.16588)."""
 
-    class_token: ClassToken = "auto"  # auto: where the pooling reads it; always: also where it does not
-    registers: int = 0
+    class_token: ClassToken = row("model.class_token")
+    registers: int = row("model.registers")
 
     def __post_init__(self):
         """Raises UserError for a negative number."""
@@ -123,25 +119,15 @@ class PrefixSpec:
 class PositionSpec:
     """How tokens know their place in the image (section 3.1, appendix D.4)."""
 
-    kind: PositionKind = field(default="learned", metadata={"keyword": "position"})
-    resolution: int | tuple[int, int] = 224  # pixels on a side, or (height, width)
-    # Which tokens have a learned row. all: every token. class: the class token and the patches. patches: the patches
-    # alone, as if the positions were added before the other tokens join.
-    rows: PositionRows = field(default="all", metadata={"keyword": "position_rows"})
-    # Where learned positions are added (Table 8). stem: to the output of the stem. blocks: to the input of every block,
-    # with a table for each block. shared: to the input of every block, with one table for all blocks.
-    place: PositionPlace = field(default="stem", metadata={"keyword": "position_place"})
-    # Standard deviation of the initial values. The default is the authors' for learned positions at the stem. The paper
-    # states none for other positions.
-    std: float = field(default=0.02, metadata={"keyword": "position_std"})
-    # The paper does not say which relative tables there are. block: one for each block. head: one for each head of each
-    # block. model: one for all blocks.
-    relative_tables: RelativeTables = "block"
-    # The largest offset with a row of its own. Farther offsets share the row of the largest. 0: every offset has a row
-    # of its own. The paper mentions no clipping.
-    relative_clip: int = 0
-    rotary: Rotary = "none"  # axial: queries and keys of patches are rotated by row and column as well (EVA-02)
-    rotary_grid: int = 0  # patches on a side to which rows and columns are scaled for the rotation; 0: not scaled
+    kind: PositionKind = row("model.position")
+    resolution: int | tuple[int, int] = row("resolution")  # pixels on a side, or (height, width)
+    rows: PositionRows = row("model.position_rows")
+    place: PositionPlace = row("model.position_place")
+    std: float = row("model.position_std")
+    relative_tables: RelativeTables = row("model.relative_tables")
+    relative_clip: int = row("model.relative_clip")
+    rotary: Rotary = row("model.rotary")
+    rotary_grid: int = row("model.rotary_grid")
 
     def __post_init__(self):
         """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
@@ -186,14 +172,11 @@ class PositionSpec:
 class AttentionSpec:
     """Multi-head self-attention (appendix A) and how it is computed."""
 
-    # auto: the fastest form for the platform
-    kind: AttentionKind = field(default="auto", metadata={"keyword": "attention"})
-    num_heads: int = 12
-    qk_norm: bool = False  # a LayerNorm of each query and of each key, whose parameters the heads share
-    # Which patches attend to which (models/attention_pattern.py). Not in the paper, whose section 2 discusses them.
-    pattern: AttentionPattern = field(default="full", metadata={"keyword": "attention_pattern"})
-    # Patches of a block, on a side for local2d; 0: as many as in a row of patches.
-    window: int = field(default=0, metadata={"keyword": "attention_window"})
+    kind: AttentionKind = row("model.attention")
+    num_heads: int = row("model.num_heads", 12)
+    qk_norm: bool = row("model.qk_norm")
+    pattern: AttentionPattern = row("model.attention_pattern")
+    window: int = row("model.attention_window")
 
     def __post_init__(self):
         """Raises UserError for no heads, a window without a pattern, or local2d without a window."""
@@ -222,16 +205,13 @@ class BlockSpec:
     # standard: every token attends to all. axial: two blocks take the place of one; in the first a patch attends to its
     # row, in the second to its column (Axial-ViT, appendix D.6).
     kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
-    norm_epsilon: float = 1e-6  # of every LayerNorm
-    activation: Activation = "gelu_tanh"  # of the MLP; gelu: exact; swiglu: gated, of two projections (2002.05202)
-    layer_scale: float = 0.0  # initial value of the factor of each channel of a branch (LayerScale); 0: no factors
-    dropout_rate: float = 0.0
-    stochastic_depth: float = 0.0  # probability of dropping a branch in the last block
-    # Over the blocks. linear: from 0 in the first to the probability above in the last. constant: the same in all.
-    stochastic_depth_schedule: DepthSchedule = "linear"
-    # auto: what `for_device` chooses, otherwise jit. fused: one kernel with the norm and the residual, in blocks that
-    # allow it.
-    mlp: MlpKind = "auto"
+    norm_epsilon: float = row("model.norm_epsilon")
+    activation: Activation = row("model.activation")
+    layer_scale: float = row("model.layer_scale")
+    dropout_rate: float = row("model.dropout_rate")
+    stochastic_depth: float = row("model.stochastic_depth")
+    stochastic_depth_schedule: DepthSchedule = row("model.stochastic_depth_schedule")
+    mlp: MlpKind = row("model.mlp")  # auto: what `for_device` chooses, otherwise jit
 
     def __post_init__(self):
         """Raises UserError for a value out of its range."""
@@ -243,14 +223,6 @@ class BlockSpec:
             (not 0 <= self.layer_scale < math.inf, f"layer_scale must be 0 or more, not {self.layer_scale}."),
         )
 
-    @property
-    def allows_fused_mlp(self) -> bool:
-        """Whether the MLP's branch has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no
-        stochastic depth, no LayerScale. Only then one kernel computes it with its residual.
-        """
-        dropped = self.dropout_rate or self.stochastic_depth
-        return self.activation == "gelu_tanh" and self.kind == "standard" and not (self.layer_scale or dropped)
-
 
 @dataclass(frozen=True)
 class HeadSpec:
@@ -260,15 +232,13 @@ class HeadSpec:
     # image: one row of logits for the image, from its pooled representation. patches: one for every patch, from its
     # token; patches of such a model may be masked (masked patch prediction).
     kind: HeadKind = field(default="image", metadata={"keyword": "head"})
-    pooling: Pooling = "token"
-    final_norm: FinalNorm = "tokens"  # what the last LayerNorm normalises: the tokens before the pooling, or its result
-    pre_logits: bool = False
-    representation_size: int = 0  # width of the tanh layer; 0: the model's width
-    bias: float = field(default=0.0, metadata={"keyword": "head_bias"})  # initial value
-    std: float = field(default=0.0, metadata={"keyword": "head_std"})  # standard deviation of the initial kernel
-    # A second classifier, of the first register, which is then DeiT's distillation token (2012.12877). The logits are
-    # the mean of both.
-    distilled: bool = field(default=False, metadata={"keyword": "distilled_head"})
+    pooling: Pooling = row("model.pooling")
+    final_norm: FinalNorm = row("model.final_norm")
+    pre_logits: bool = row("model.pre_logits")
+    representation_size: int = row("model.representation_size", 0)  # 0: the model's width
+    bias: float = row("model.head_bias")
+    std: float = row("model.head_std")
+    distilled: bool = row("model.distilled_head")
 
     def __post_init__(self):
         """Raises UserError for a negative number, or values that contradict each other."""

@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.kernels import before_strided_convolution
 from vit_jax.models.layers import Dense
+from vit_jax.models.plain import PlainOps
 from vit_jax.sharding import constrain, gather, traced_device_kind
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]
 StridedMap: TypeAlias = Float[Array, "batch fewer_rows fewer_columns filters"]
 Kernel: TypeAlias = Float[Array, "kernel_rows kernel_columns channels filters"]
-
-# Beginning of the names of the kinds of device whose compiler (libtpu 0.0.42) ends by a stack overflow where it fuses a
-# norm's gradient with that of a strided convolution after it. A barrier keeps them apart.
-CRASHING = "TPU v6"
 
 # Constrained after every layer: else the gradients follow the kernels' shards and are gathered over the batch.
 DIMENSIONS = ("batch", "rows", "columns", "channels")
@@ -86,8 +84,8 @@ class StdConv(nn.Module):
         shape = (self.size, self.size, x.shape[-1], self.filters)
         kernel = self.standardise(self.param("kernel", self.kernel_init, shape)).astype(x.dtype)
         kernel = gather(kernel, f"{self.name}/kernel", x.dtype)
-        if self.stride > 1 and traced_device_kind().startswith(CRASHING):
-            x = jax.lax.optimization_barrier(x)
+        if self.stride > 1:
+            x = before_strided_convolution(x, traced_device_kind())
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         padding = "SAME" if self.padding is None else ((self.padding, self.padding),) * 2
         x = jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layouts)
@@ -132,20 +130,21 @@ class SqueezeExcitation(nn.Module):
     """A factor for each channel of an image, sigmoid(W2 relu(W1 mean)) with biases (arXiv 1709.01507, equation 3)."""
 
     reduction: int  # channels to one hidden unit
+    ops: PlainOps
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> FeatureMap:
         """Returns `x` times the factors. `mean` is the mean of each channel over rows and columns."""
         channels = x.shape[-1]
         mean = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
-        hidden = nn.relu(Dense(channels // self.reduction, name="reduce")(mean))
-        factors = nn.sigmoid(Dense(channels, name="expand")(hidden))
+        hidden = nn.relu(Dense(channels // self.reduction, self.ops, name="reduce")(mean))
+        factors = nn.sigmoid(Dense(channels, self.ops, name="expand")(hidden))
         return constrain(x * factors[:, None, None], DIMENSIONS)
 
 
-def recalibrate(x: FeatureMap, reduction: int) -> FeatureMap:
+def recalibrate(x: FeatureMap, reduction: int, ops: PlainOps) -> FeatureMap:
     """Returns `x` after squeeze-and-excitation, or unchanged if the reduction is 0."""
-    return SqueezeExcitation(reduction, name="squeeze")(x) if reduction else x
+    return SqueezeExcitation(reduction, ops, name="squeeze")(x) if reduction else x
 
 
 class Unit(nn.Module):
@@ -156,6 +155,7 @@ class Unit(nn.Module):
     epsilons: Epsilons = EPSILONS["released"]
     spatial: Spatial = convolve
     se_reduction: int = 0  # 0: no squeeze-and-excitation
+    ops: PlainOps = PlainOps()
 
     @nn.compact
     def __call__(self, x: FeatureMap) -> StridedMap:
@@ -166,7 +166,7 @@ class Unit(nn.Module):
         x = nn.relu(conv_norm(x, self.width, 1, 1, "1", epsilons))
         x = nn.relu(self.spatial(x, self.stride, epsilons))
         x = conv_norm(x, wide, 1, 1, "3", epsilons, scale=0.0)  # the unit starts as its residual
-        return nn.relu(residual + recalibrate(x, self.se_reduction))
+        return nn.relu(residual + recalibrate(x, self.se_reduction, self.ops))
 
 
 class Stage(nn.Module):

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from vit_jax import UserError, refuse
-from vit_jax.kernels import QKChange, RelativeKind
 from vit_jax.models.part_specs import (
-    CHIP_KERNELS,
     CLASS_POOLINGS,
     LEARNED_POSITIONS,
     AttentionSpec,
@@ -21,6 +19,7 @@ from vit_jax.models.part_specs import (
     StemSpec,
     check_least,
 )
+from vit_jax.models.spec_fields import row
 
 
 def _check_parts(spec: "ModelSpec") -> None:
@@ -42,19 +41,6 @@ def _check_parts(spec: "ModelSpec") -> None:
         (
             position.rotary == "axial" and spec.head_dim % 4,
             f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
-        ),
-        (
-            attention.kind == "cudnn" and position.is_relative,
-            "attention cudnn computes no relative positions; set model.attention=auto or tokens_first.",
-        ),
-        (
-            attention.kind == "fused" and position.is_relative and spec.relative_kind is None,
-            "attention fused computes no relative positions if the class token has a place and registers have none; "
-            "set model.attention=auto, or position_rows=all or patches for another model.",
-        ),
-        (
-            attention.kind in CHIP_KERNELS and attention.is_sparse,
-            f"attention {attention.kind} computes no attention_pattern; set model.attention=auto.",
         ),
         (
             is_axial and attention.is_sparse,
@@ -82,22 +68,19 @@ class ModelSpec:
     """The complete specification of a Vision Transformer. Widths are in channels."""
 
     family: ClassVar = "ViT"
-    width: int = 768
-    depth: int = 12
-    mlp_dim: int = 3072
+    width: int = row("model.width", 768)
+    depth: int = row("model.depth", 12)
+    mlp_dim: int = row("model.mlp_dim", 3072)
     stem: StemSpec = StemSpec()
     prefix: PrefixSpec = PrefixSpec()
     position: PositionSpec = PositionSpec()
     attention: AttentionSpec = AttentionSpec()
     block: BlockSpec = BlockSpec()
     head: HeadSpec = HeadSpec()
-    # Of the activations; parameters, softmax, statistics and logits are float32.
-    dtype: Dtype = "float32"
-    # Of the gradients of kernels; auto: that of the activations. The kernels of a hybrid's ResNet are an exception:
-    # their gradients always have the dtype of the activations.
-    grad_dtype: GradDtype = "auto"
-    remat: Remat = "none"
-    scan: bool = False
+    dtype: Dtype = row("model.dtype", "float32")
+    grad_dtype: GradDtype = row("optim.grad_dtype")
+    remat: Remat = row("model.remat")
+    scan: bool = row("model.scan")
 
     def __post_init__(self):
         """Raises UserError for values that contradict each other."""
@@ -119,7 +102,7 @@ class ModelSpec:
         if head.pooling in CLASS_POOLINGS:
             prefix = replace(prefix, class_token="auto")
         if position.kind not in LEARNED_POSITIONS:
-            position = replace(position, rows="all", std=0.02)
+            position = replace(position, rows="all", std=PositionSpec.std)
         elif self.position_rows == self.prefix_rows:
             position = replace(position, rows="all")
         return replace(self, head=head, prefix=prefix, position=position)
@@ -175,19 +158,6 @@ class ModelSpec:
     def kernel_dtype(self) -> Dtype:
         """The dtype of the kernels' gradients. A kernel is cast to it first, and then to that of the activations."""
         return self.dtype if self.grad_dtype == "auto" else self.grad_dtype
-
-    @property
-    def qk_change(self) -> QKChange | None:
-        """How queries and keys are changed between their projection and the attention; None: they are not changed."""
-        norm, rotates = self.attention.qk_norm, self.position.rotary != "none"
-        return QKChange(self.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
-
-    @property
-    def relative_kind(self) -> RelativeKind | None:
-        """The relative positions in the form that the attention kernel takes; None: it takes none of this model's."""
-        if not self.position.is_relative or self.position_rows not in (0, self.prefix_rows):
-            return None
-        return RelativeKind(self.prefix_rows - self.position_rows, self.position.relative_tables == "head")
 
     @property
     def has_sized_parameters(self) -> bool:

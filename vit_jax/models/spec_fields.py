@@ -1,12 +1,30 @@
-"""The fields of a nested model spec by flat keyword: how they are listed, and replaced by a user's values."""
+"""The fields of a nested model spec by flat keyword: how they are declared, listed, and replaced by a user's values."""
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import Field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from vit_jax import UserError, choose
+from vit_jax.config import FIELDS, Field
 
 MAX_INTEGER = 2**40
+
+
+def row(name: str, default: Any = None) -> Any:
+    """Returns the declaration of a field of a spec that a row of `FIELDS` declares: default, meaning and synonyms.
+
+    Args:
+        name: the name of the row, whose last part is the flat keyword of the field.
+        default: what the field is if the row's default, unset or auto, leaves it to the model; None: the row's default.
+    """
+    default = FIELDS[name].default if default is None else default
+    return dataclasses.field(default=default, metadata={"keyword": name.rpartition(".")[2], "row": name})
+
+
+def field_rows(spec: Any) -> dict[str, Field]:
+    """Returns flat keyword -> row, for every field that a configuration has."""
+    return {_keyword(one): FIELDS[one.metadata["row"]] for _, one in _declarations(spec) if "row" in one.metadata}
 
 
 def flatten_spec(spec: Any) -> dict[str, Any]:
@@ -64,14 +82,14 @@ def _replaced(part: Any, given: dict[str, Any]) -> Any:
     return replace(part, **changes)
 
 
-def _declarations(part: Any) -> Iterator[tuple[Any, Field]]:
+def _declarations(part: Any) -> Iterator[tuple[Any, dataclasses.Field]]:
     """Yields every field of a spec and of its parts, each with the part it belongs to."""
     for declared in fields(part):
         value = getattr(part, declared.name)
         yield from _declarations(value) if is_dataclass(value) else [(part, declared)]
 
 
-def _keyword(declared: Field) -> str:
+def _keyword(declared: dataclasses.Field) -> str:
     return declared.metadata.get("keyword", declared.name)
 
 

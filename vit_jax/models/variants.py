@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from vit_jax import UserError, choose
 from vit_jax.models.bit_spec import BitSpec, bit_fields, bit_name, bit_names
 from vit_jax.models.spec import ModelSpec
-from vit_jax.models.spec_fields import flatten_spec, replace_fields
+from vit_jax.models.spec_fields import field_rows, flatten_spec, replace_fields
 
 Spec: TypeAlias = ModelSpec | BitSpec
 
@@ -63,17 +63,10 @@ def build_spec(name: str, fields: dict[str, Any]) -> Spec:
     given = {key: value for key, value in fields.items() if value is not None}
     given = {key: value for key, value in given.items() if key in own or key not in known or value != known[key]}
     if foreign := [key for key in given if key in known and key not in own]:
-        unset = (
-            *SIZE_FIELDS,
-            "stages",
-            "representation_size",
-            *flatten_spec(BitSpec()),
-        )  # by default, in a configuration
-        flags = [f"--config.model.{key}={None if key in unset else known[key]}" for key in foreign]
-        raise UserError(
-            f"{name}, a {start.family}, has no {', '.join(foreign)}; leave them out or, where a recipe sets them, "
-            f"add {' '.join(flags)}."
-        )
+        rows = field_rows(ModelSpec()) | field_rows(BitSpec())
+        flags = [f" --config.{rows[key].name}={rows[key].default}" for key in foreign if key in rows]
+        advice = f" or, where a recipe sets them, add{''.join(flags)}" if flags else ""
+        raise UserError(f"{name}, a {start.family}, has no {', '.join(foreign)}; leave them out{advice}.")
     chosen = named_fields(name) | given
     if missing := [key for key, value in chosen.items() if value is None]:
         raise UserError(f"the model name {name} does not contain a size; set {', '.join(missing)}.")

@@ -1,6 +1,7 @@
 """The Vision Transformer (arXiv 2010.11929, equations 1 to 4): stem, patches, positions, encoder, head."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,17 +12,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError
-from vit_jax.models.attention import choose_packing
-from vit_jax.models.attention_choice import attention_sizes
+from vit_jax.models.attention_change import Channels
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.head import POOLINGS
-from vit_jax.models.layers import Dense, LayerNorm, Tokens, add_bias, classifier, dropout, product
+from vit_jax.models.layers import Dense, LayerNorm, classifier, dropout
 from vit_jax.models.part_specs import StemKind
+from vit_jax.models.plain import PlainOps, Tokens
 from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, ResNet, StridedMap
 from vit_jax.models.spec import ModelSpec
-from vit_jax.sharding import constrain, gather, local_size
 
+Patches: TypeAlias = Float[Array, "batch patches inputs"]
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels
 
 
@@ -48,37 +49,29 @@ STEMS: dict[StemKind, Callable[[ModelSpec, Images], StridedMap]] = {"patches": p
 
 
 class Embed(nn.Module):
-    """Patches in raster order, each flattened and projected to the width (E of equation 1)."""
+    """The projection of patches to the width (E of equation 1)."""
 
     spec: ModelSpec
-    before: int  # empty rows before the patches
-    rows: int  # of an image in all, with the empty ones
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> tuple[Tokens, Float[Array, " width"]]:
-        """Returns the projections and their bias.
-
-        The projections are zero in empty rows. The caller still has to add the bias to the rows of the patches.
-        """
-        stem, width, dtype = self.spec.stem, self.spec.width, self.spec.dtype
+    def __call__(self, x: FeatureMap) -> tuple[Patches, Float[Array, "size size channels width"], Channels]:
+        """Returns the patches in raster order, each flattened with its channels first, and kernel and bias of E."""
+        stem, width = self.spec.stem, self.spec.width
         size, channels = stem.kernel_size, stem.channels
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (size, size, channels, width))
-        kernel = kernel.astype(self.spec.kernel_dtype)
-        kernel = gather(kernel, "embed/kernel", dtype)
-        rows, columns = x.shape[1] // size, x.shape[2] // size
-        # Channels first in a patch: TPUs then change the layout of the images twice, otherwise three or four times.
-        patches = jnp.moveaxis(x.astype(dtype), -1, 1).reshape(-1, channels, rows, size, columns, size)
-        patches = patches.transpose(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, channels * size * size)
-        after = self.rows - self.before - rows * columns
-        patches = jnp.pad(patches, ((0, 0), (self.before, after), (0, 0)))
         bias = self.param("bias", nn.initializers.zeros, (width,)) if stem.bias else jnp.zeros(width)
-        return product(patches, jnp.moveaxis(kernel, 2, 0).reshape(-1, width)), bias
+        rows, columns = x.shape[1] // size, x.shape[2] // size
+        # Channels first in a patch: the images then change their layout in memory twice, otherwise up to four times.
+        patches = jnp.moveaxis(x.astype(self.spec.dtype), -1, 1).reshape(-1, channels, rows, size, columns, size)
+        patches = patches.transpose(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, channels * size * size)
+        return patches, kernel, bias
 
 
 class ViT(nn.Module):
     """The whole model. Dropout and stochastic depth are active if a `dropout` random stream is given."""
 
     spec: ModelSpec
+    ops: PlainOps
 
     @nn.compact
     def __call__(
@@ -86,28 +79,19 @@ class ViT(nn.Module):
     ) -> tuple[Float[Array, "batch *patches classes"], dict[str, Array]]:
         """Returns the logits in float32 and named intermediates; see `Model.apply`."""
         spec = self._sized_spec(images)
-        patches, before = math.prod(spec.grid), spec.prefix_rows
-        sizes = attention_sizes(spec, local_size("batch", len(images)))
-        # Axial blocks pack lines themselves.
-        kind = spec.attention.kind if spec.block.kind == "standard" else "tokens_first"
-        packing = choose_packing(
-            kind, sizes._replace(tokens=before + patches, heads=local_size("heads", spec.attention.num_heads))
-        )
-        unshared = packing.unshared
-        x = STEMS[spec.stem.kind](spec, normalise(spec, images))
-        x, bias = Embed(spec, before, unshared.rows, name="embed")(x)
-        if spec.head.kind == "patches":
-            x = self._mask(x, masked, before)
-        added = jnp.broadcast_to(bias, (patches, spec.width))  # to the projections: prefix, biases and positions
-        added = jnp.concatenate([*self._prefix(), added])
+        ops = self.ops.for_images(spec, images.shape[0])
+        # Equation 1: z = [x_class; x_1 E; x_2 E; ...] + E_pos. E has a bias; registers may follow the class token.
+        patches, kernel, bias = Embed(spec, name="embed")(STEMS[spec.stem.kind](spec, normalise(spec, images)))
+        replaced = self._replaced(masked) if spec.head.kind == "patches" else None
+        added = jnp.broadcast_to(bias, (math.prod(spec.grid), spec.width))
+        added = jnp.concatenate([*self._learned_tokens(), added])
         table = table_of_tokens(self.param, spec) if spec.position.owner == "model" else None
         if table is not None:
             added += table
-        x = constrain(add_bias(x, unshared.pack(added[None])), ("batch", "tokens", "width")).reshape(-1, spec.width)
-        # As one matrix, all arrays of the blocks have one layout in memory, that of their matmuls.
-        x = constrain(unshared.repack(dropout(self, x, unshared), packing), ("batch", "width"))
-        x, out = Encoder(spec, name="encoder")(x, packing, capture)
-        return self._classify(x, out)
+        z = ops.embed(patches, kernel, added, replaced, functools.partial(dropout, self))
+        # Equations 2 and 3 in each block; equation 4: y = LN(z)[0], or another pooling.
+        tokens, out = Encoder(spec, ops, name="encoder")(z, capture)
+        return self._classify(tokens, out, ops)
 
     def _sized_spec(self, images: Images) -> ModelSpec:
         """Returns the spec with the resolution of the images.
@@ -127,7 +111,7 @@ class ViT(nn.Module):
             )
         return dataclasses.replace(self.spec, position=dataclasses.replace(position, resolution=size))
 
-    def _prefix(self) -> list[Float[Array, "rows width"]]:
+    def _learned_tokens(self) -> list[Float[Array, "rows width"]]:
         """Returns the learned tokens before those of the patches."""
         spec, rows = self.spec, []
         if spec.class_rows:
@@ -137,41 +121,38 @@ class ViT(nn.Module):
             rows.append(self.param("registers", nn.initializers.normal(1e-6), shape))
         return rows
 
-    def _mask(self, x: Tokens, masked: Bool[Array, "batch patches"] | None, before: int) -> Tokens:
-        """Returns the rows with the [mask] embedding in place of masked patches, which start at row `before`."""
+    def _replaced(
+        self, masked: Bool[Array, "batch patches"] | None
+    ) -> tuple[Bool[Array, "batch patches"], Channels] | None:
+        """Returns which patches are masked, and the [mask] embedding that replaces them; None: none are masked."""
         mask = self.param("mask", nn.initializers.zeros, (self.spec.width,))
-        if masked is None:
-            return x
-        after = x.shape[1] - before - masked.shape[1]
-        rows = jnp.pad(masked, ((0, 0), (before, after)))[..., None]
-        return jnp.where(rows, add_bias(jnp.zeros_like(x), mask), x)
+        return None if masked is None else (masked, mask)
 
-    def _classify(self, tokens: Tokens, out: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def _classify(self, tokens: Tokens, out: dict[str, Array], ops: PlainOps) -> tuple[Array, dict[str, Array]]:
         head = self.spec.head
         # The head is small: float32 costs nothing there.
-        x = POOLINGS[head.pooling](self.spec, tokens).astype(jnp.float32)
+        x = POOLINGS[head.pooling](self.spec, ops, tokens).astype(jnp.float32)
         if head.final_norm == "pooled":
-            x = LayerNorm(self.spec.block.norm_epsilon, name="pooled_norm")(x)
+            x = LayerNorm(self.spec.block.norm_epsilon, ops, name="pooled_norm")(x)
         rows: tuple[str, ...] = ("batch",)
         out = out | {"tokens": tokens}
         if head.kind == "patches":  # the pooled representation is then for evaluations of features alone
-            out["pre_logits"] = constrain(x, ("batch", "width"))
+            out["pre_logits"] = ops.place(x, "batch", "width")
             rows, x = ("batch", "tokens"), tokens[:, self.spec.prefix_rows :].astype(jnp.float32)
         if head.pre_logits:
-            x = constrain(x, (*rows, "width"))
+            x = ops.place(x, *rows, "width")
             size = head.representation_size or self.spec.width
-            x = nn.tanh(Dense(size, name="pre_logits")(x))
-        x = constrain(x, (*rows, "width"))
+            x = nn.tanh(Dense(size, ops, name="pre_logits")(x))
+        x = ops.place(x, *rows, "width")
         out = {"pre_logits": x} | out
         if not head.num_classes:
             return x, out
 
         def classify(x: Array, name: str) -> Array:
-            return constrain(classifier(head.num_classes, head.std, head.bias, name)(x), logits)
+            return ops.place(classifier(head.num_classes, head.std, head.bias, name, ops)(x), *rows, "classes")
 
-        logits = (*rows, "classes")
         if not head.distilled:
             return classify(x, "head"), out
-        distillation_token = constrain(tokens[:, self.spec.class_rows].astype(jnp.float32), ("batch", "width"))
+        distillation_token = ops.place(tokens[:, self.spec.class_rows].astype(jnp.float32), "batch", "width")
         both = jnp.stack([classify(x, "head"), classify(distillation_token, "distilled_head")], axis=1)
         return both.mean(axis=1), out | {"head_logits": both}

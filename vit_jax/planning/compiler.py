@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.kernels import Options
-from vit_jax.models import jaxpr_macs
+from vit_jax.macs import jaxpr_macs
 from vit_jax.planning import compiled, schedules, serialization
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.plan_types import Executable, StepReport

@@ -3,7 +3,7 @@
 import math
 
 from vit_jax import data
-from vit_jax.models import training_flops
+from vit_jax.macs import training_flops
 from vit_jax.paper import read_paper_runs
 from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology

@@ -2,7 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.models import Model, macs_per_image, training_flops
+from vit_jax.macs import macs_per_image, training_flops
+from vit_jax.model import Model
 from vit_jax.program import model_without_data
 
 

@@ -9,8 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from vit_jax import models
 from vit_jax.columns import markdown_table
+from vit_jax.model import create
 from vit_jax.planning.estimate import estimate_schedule, estimate_step
 from vit_jax.planning.plan_types import Compilation, PlanRequest
 
@@ -103,7 +103,7 @@ def plan_inference(
         UserError: no model has such a name, or nothing compiles.
     """
     for name in names or ():  # before anything is compiled
-        models.create(name)
+        create(name)
     return InferenceFigure(
         request.target,
         tuple(_plan_point(request, compile, name, size) for name in names or MODELS for size in sizes or SIZES),
@@ -112,7 +112,7 @@ def plan_inference(
 
 def nearest_resolution(name: str, size: int) -> int:
     """Returns the image size nearest to `size` that a model's patches tile; the larger one if two are equally near."""
-    patch = models.create(name).spec.tile
+    patch = create(name).spec.tile
     return max(1, math.floor(size / patch + 0.5)) * patch
 
 
@@ -120,7 +120,7 @@ def _plan_point(
     request: PlanRequest, compile: Callable[[PlanRequest], Compilation], name: str, size: int
 ) -> InferencePoint:
     resolution = nearest_resolution(name, size)
-    rows, columns = models.create(name, resolution=resolution).spec.grid
+    rows, columns = create(name, resolution=resolution).spec.grid
     images = max(2, 2 ** round(math.log2(TOKENS / (rows * columns))))
 
     def compile_images(count: int, reads_schedules: bool) -> Compilation:

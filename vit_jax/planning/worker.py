@@ -17,8 +17,9 @@ from typing import TypeVar
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import cli, data, models
+from vit_jax import cli, data
 from vit_jax.config import parse_command_line
+from vit_jax.macs import macs_per_image
 from vit_jax.planning import flops, targets
 from vit_jax.planning.compiler import CompileDetail, Function, compile_function, device_bytes
 from vit_jax.planning.plan_types import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
@@ -132,12 +133,12 @@ def describe_workload(config: ConfigDict, program: Program, request: PlanRequest
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         parameter_bytes=device_bytes(state.params, shardings.params),
         state_bytes=device_bytes(state, shardings),
-        macs_per_image=models.macs_per_image(program.model),
+        macs_per_image=macs_per_image(program.model),
         passes=flops.count_passes(config),
         readers=data.planned_readers(config, targets.count_hosts(request.target, config.mesh.slice)),
         window=config.data.window,
         teacher_bytes=device_bytes(teacher.params, teacher.params_shardings) if teacher else 0,
-        teacher_macs=models.macs_per_image(teacher.model) if teacher else 0,
+        teacher_macs=macs_per_image(teacher.model) if teacher else 0,
     )
 
 

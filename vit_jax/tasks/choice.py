@@ -5,7 +5,7 @@ import re
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.models import Model
+from vit_jax.model import Model
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_patches import MaskedPatches

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, interop, without_queries
-from vit_jax.models import Model
+from vit_jax.model import Model
 from vit_jax.program import Program
 
 

@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 from vit_jax import __version__, tree
 from vit_jax.columns import align
 from vit_jax.data import choose_workers
+from vit_jax.execution import has_kernel, relative_kind
 from vit_jax.machine import count_cores
-from vit_jax.models import Model, has_kernel
+from vit_jax.model import Model
 from vit_jax.optim import Multiplier
 from vit_jax.program import Program
 
@@ -72,7 +73,7 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
     if model.field("position") != "relative":
         return None
     if platform == "tpu":
-        return NO_KERNEL if model.vit.relative_kind is None else None
+        return NO_KERNEL if relative_kind(model.vit) is None else None
     return NO_CUDNN if platform == "gpu" else None
 
 

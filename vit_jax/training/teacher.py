@@ -7,9 +7,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, errors_of, interop, models, tree
+from vit_jax import UserError, errors_of, interop, tree
 from vit_jax.config import check_config
 from vit_jax.inference import Inference
+from vit_jax.macs import macs_per_image
+from vit_jax.model import Model
 from vit_jax.program import image_size_without_data
 from vit_jax.training.initial_weights import check_range
 from vit_jax.tree import ArrayTree
@@ -27,7 +29,7 @@ class Teacher:
     """
 
     source: str
-    model: models.Model
+    model: Model
     params: ArrayTree
     resample: str
 
@@ -39,7 +41,7 @@ class Teacher:
     @functools.cached_property
     def macs_per_image(self) -> int:
         """The multiply-accumulates of the forward pass on an image."""
-        return models.macs_per_image(self.model)
+        return macs_per_image(self.model)
 
     def place(self, inference: Inference) -> ArrayTree:
         """Returns the parameters as global arrays on the devices, sharded as `inference` needs them."""

@@ -25,7 +25,7 @@ from vit_jax.interop.pytorch import (
     read_loss,
     stated_keys,
 )
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation

@@ -26,7 +26,8 @@ from vit_jax.interop.huggingface.families import (
 )
 from vit_jax.interop.mapping import ParameterTable
 from vit_jax.interop.pytorch import Names, RenamedArchive, model_leaves, torch_fields
-from vit_jax.models import BitSpec, Model, ModelSpec
+from vit_jax.model import Model
+from vit_jax.models import BitSpec, ModelSpec
 
 
 class Form(NamedTuple):

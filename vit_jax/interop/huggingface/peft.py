@@ -21,7 +21,8 @@ from vit_jax.interop.huggingface import hub, layout
 from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.pytorch import json_text
-from vit_jax.models import KERNELS, Model, ModelSpec, block_name, factors_of, is_stacked
+from vit_jax.model import Model
+from vit_jax.models import KERNELS, ModelSpec, block_name, factors_of, is_stacked
 from vit_jax.storage import atomic_write, expand_home
 from vit_jax.tree import ArrayTree
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax import UserError
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 # Our operation -> the filter with which it resizes if it states none.
 RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vit_jax import UserError, models, printable, user_errors
+from vit_jax import UserError, printable, user_errors
 from vit_jax.json_text import to_json
+from vit_jax.model import LOSSES, Model
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
@@ -54,10 +55,10 @@ class PublishedConfig(NamedTuple):
 def read_loss(content: Mapping[str, Any]) -> str:
     """Returns the loss in a configuration that `loss_key` has put there; empty: there is none."""
     stated = content.get(LOSS_KEY)
-    return stated if stated in models.LOSSES else ""
+    return stated if stated in LOSSES else ""
 
 
-def loss_key(model: models.Model) -> dict[str, str]:
+def loss_key(model: Model) -> dict[str, str]:
     """Returns key -> loss of a model's head, to be added to a configuration; empty if the model has no head.
 
     The key is ours, and the library that reads the configuration does not know it.

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
 FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the patch size

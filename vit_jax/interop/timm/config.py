@@ -26,7 +26,7 @@ from vit_jax.interop.pytorch import (
     stated_keys,
 )
 from vit_jax.interop.timm.architectures import find_architecture, nearest_name
-from vit_jax.models import Model
+from vit_jax.model import Model
 
 ACTIVATIONS = ("gelu", "gelu_tanh")  # timm's words are ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}  # timm's word -> ours

@@ -17,7 +17,8 @@ from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import ParameterTable
 from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, torch_fields
 from vit_jax.interop.timm import bit_layout
-from vit_jax.models import Model, ModelSpec, resnet_stride
+from vit_jax.model import Model
+from vit_jax.models import ModelSpec, resnet_stride
 
 NAMES = Names(
     patches="patch_embed.proj.",

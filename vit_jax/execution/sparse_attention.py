@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from vit_jax.models.attention_pattern import Places, block_distance, block_length, summary_size
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models import ModelSpec, block_distance, block_length, summary_size
 
 AnyArray: TypeAlias = Array | np.ndarray
+Places: TypeAlias = Int[np.ndarray, "..."]
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 # (queries, keys) of the same blocks, -1 for padding -> which pairs attend.
 Rule: TypeAlias = Callable[[Places, Places], Bool[np.ndarray, "..."]]

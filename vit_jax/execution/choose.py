@@ -1,13 +1,17 @@
-"""Which implementation of attention is the fastest: one table by kind of device, with a condition on the sizes."""
+"""Which forms of attention and MLP are the fastest on a kind of device, and how they pack the rows of a batch."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from vit_jax import kernels
-from vit_jax.models.part_specs import AttentionKind, Dtype
-from vit_jax.models.spec import ModelSpec
+from vit_jax import kernels, refuse
+from vit_jax.kernels import Packing
+from vit_jax.models import AttentionKind, Dtype, MlpKind, ModelSpec
+from vit_jax.sharding import traced_device_kind
+
+CHIP_KERNELS = ("fused", "cudnn")  # forms that a chip may execute wrongly
+PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
 class AttentionSizes(NamedTuple):
@@ -115,7 +119,103 @@ def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionS
         tokens, images = max(spec.grid), images * min(spec.grid)
     return AttentionSizes(
         *(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype),
-        change=spec.qk_change,
-        relative=spec.relative_kind,
-        unsupported_scores=spec.position.is_relative and spec.relative_kind is None,
+        change=qk_change(spec),
+        relative=relative_kind(spec),
+        unsupported_scores=spec.position.is_relative and relative_kind(spec) is None,
     )
+
+
+def qk_change(spec: ModelSpec) -> kernels.QKChange | None:
+    """Returns how the TPU kernel changes queries and keys before their products; None: it does not."""
+    norm, rotates = spec.attention.qk_norm, spec.position.rotary != "none"
+    return kernels.QKChange(spec.block.norm_epsilon if norm else None, rotates) if norm or rotates else None
+
+
+def relative_kind(spec: ModelSpec) -> kernels.RelativeKind | None:
+    """Returns a model's relative positions as the TPU kernel takes them; None: there are none, or it takes none."""
+    if not spec.position.is_relative or spec.position_rows not in (0, spec.prefix_rows):
+        return None
+    return kernels.RelativeKind(spec.prefix_rows - spec.position_rows, spec.position.relative_tables == "head")
+
+
+def check_forms(spec: ModelSpec) -> None:
+    """Checks that the chosen form of attention computes what a model adds to equations 5 to 7.
+
+    Raises:
+        UserError: it does not.
+    """
+    kind, is_relative = spec.attention.kind, spec.position.is_relative
+    refuse(
+        (
+            kind == "cudnn" and is_relative,
+            "attention cudnn computes no relative positions; set model.attention=auto or tokens_first.",
+        ),
+        (
+            kind == "fused" and is_relative and relative_kind(spec) is None,
+            "attention fused computes no relative positions if the class token has a place and registers have none; "
+            "set model.attention=auto, or position_rows=all or patches for another model.",
+        ),
+        (
+            kind in CHIP_KERNELS and spec.attention.is_sparse,
+            f"attention {kind} computes no attention_pattern; set model.attention=auto.",
+        ),
+    )
+
+
+def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str | None = None) -> Packing:
+    """Returns the packing in which a form of attention needs the tokens of the images.
+
+    Args:
+        kind: the form of attention.
+        sizes: the sizes of the attention on one device.
+        device_kind: the kind of device, as JAX names it; None: that of the devices for which a model is traced.
+    """
+    tokens = sizes.tokens
+    if kind == "fused":
+        device_kind = device_kind or traced_device_kind()
+        shape = choose_shape(sizes, device_kind)
+        alone = Packing(tokens, 1, kernels.round_up(tokens, kernels.ROW_TILE), choose_division(device_kind))
+        return shape.packing if shape else alone
+    # cuDNN's backward pass refuses odd numbers of rows.
+    return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
+
+
+# Beginning of the names of the kinds of device on which the kernel is faster. Cycles of a layer of B/16 with 128 images
+# by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million by the
+# compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and v5p the
+# kernel would use one of the two cores of a chip.
+FUSED = ("TPU v6",)
+
+
+def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) -> MlpKind:
+    """Returns the fastest implementation of a model's MLPs, `fused` or `jit`.
+
+    Args:
+        device_kind: the kind of device, as JAX names it.
+        spec: the spec of the model, whose attention is chosen.
+        images: the number of images that one device computes at a time, in one of the `accum_steps` parts of a batch.
+        tensor: the number of devices over which the hidden channels are split.
+    """
+    if not device_kind.startswith(FUSED) or not allows_fused_mlp(spec) or tensor > 1:
+        return "jit"
+    itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
+    rows, memory = count_rows(device_kind, spec, images), choose_division(device_kind).memory
+    sizes = kernels.MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, memory)
+    return "fused" if kernels.choose_step(sizes) else "jit"
+
+
+def allows_fused_mlp(spec: ModelSpec) -> bool:
+    """Returns whether one kernel computes the branch of an MLP with its residual.
+
+    The branch then has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no stochastic depth,
+    no LayerScale.
+    """
+    block = spec.block
+    dropped = block.dropout_rate or block.stochastic_depth
+    return block.activation == "gelu_tanh" and block.kind == "standard" and not (block.layer_scale or dropped)
+
+
+def count_rows(device_kind: str, spec: ModelSpec, images: int) -> int:
+    """Returns the rows in which the blocks of a model hold images on one device."""
+    packing = choose_packing(spec.attention.kind, attention_sizes(spec, images), device_kind)
+    return images // packing.images * packing.rows

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from vit_jax.models.model import Model, parameter_shapes
+from vit_jax.model import Model, parameter_shapes
 
 
 def macs_per_image(model: Model) -> int:

@@ -1,5 +1,6 @@
-"""Runs an implementation of attention on random numbers: compares its result and all gradients with those of the plain
-form, and makes calls that can be timed.
+"""Compares the forms of attention and MLP with the plain form on random numbers: results and all gradients.
+
+It also makes calls that can be timed.
 """
 
 import functools
@@ -11,29 +12,37 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.kernels import Packing
-from vit_jax.models.attention import (
-    ATTENTIONS,
+from vit_jax.execution.attention import ATTENTIONS, Attention
+from vit_jax.execution.choose import AttentionSizes, attention_sizes, choose_division, choose_packing, choose_shape
+from vit_jax.execution.gradients import layer_norm
+from vit_jax.execution.layers import narrow, widen
+from vit_jax.kernels import Packing, fused_mlp, gelu_tanh
+from vit_jax.models import (
+    ROTARIES,
     UNCHANGED,
-    Attention,
     AttentionChange,
+    AttentionKind,
+    ModelSpec,
     QKVBias,
     QKVKernel,
-    choose_packing,
+    RelativePositions,
+    Rows,
+    Tokens,
+    relative_table,
+    replace_fields,
 )
-from vit_jax.models.attention_choice import AttentionSizes, attention_sizes, choose_shape
-from vit_jax.models.head_change import HeadChange
-from vit_jax.models.layers import Rows, Tokens
-from vit_jax.models.part_specs import AttentionKind
-from vit_jax.models.position import RelativePositions, relative_table
-from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.spec import ModelSpec
-from vit_jax.models.spec_fields import replace_fields
 from vit_jax.tree import ArrayTree
 
 IMAGES, MANY_IMAGES = 8, 1024
 PARAMETERS = "input", "kernel", "bias", "norms", "relative positions"
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
+ROWS = 1224  # two steps of the kernel's grid, and some rows of a third
+NAMES = (
+    "the result of the MLP",
+    "the gradient of the MLP's input",
+    "the gradient of the norm",
+    *(f"the gradient of dense{layer}'s {name}" for layer in (1, 2) for name in ("kernel", "bias")),
+)
 
 
 def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[str, float]:
@@ -72,16 +81,16 @@ def draw_change(spec: ModelSpec, heads: int) -> AttentionChange:
     """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
-    change = HeadChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
+    change = AttentionChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
     if not spec.position.is_relative:
-        return AttentionChange(change)
+        return change
 
     def draw(name: str, init: Any, shape: tuple[int, ...], dtype: Any) -> Array:
         shape = (heads, *shape[1:]) if name == "relative_heads" else shape
         return jax.random.normal(jax.random.key(0), shape, dtype)
 
     spec = replace_fields(spec, relative_clip=0)
-    return AttentionChange(change, RelativePositions(spec, relative_table(draw, spec)))
+    return change._replace(relative=RelativePositions(spec, relative_table(draw, spec)))
 
 
 def compare(
@@ -107,14 +116,14 @@ def compare(
         grad: the gradient of the result.
         change: what is done besides.
     """
-    trained = change.qkv.norms, change.relative and change.relative.table
+    trained = change.norms, change.relative and change.relative.table
 
     def run(
         attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, trained: tuple[Any, Any]
     ) -> Array:
         norms, table = trained
         relative = change.relative and change.relative._replace(table=table)
-        own = AttentionChange(change.qkv._replace(norms=norms), relative)
+        own = change._replace(norms=norms, relative=relative)
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
     def differentiate(attention: Attention, packing: Packing, dtype: Any) -> list[ArrayTree]:
@@ -166,3 +175,56 @@ def make_attention_calls(
         "forward": functools.partial(jax.jit(attend), rows, kernel, bias),
         "forward and backward": functools.partial(jax.jit(differentiate), rows, kernel, bias, grad_rows),
     }
+
+
+def measure_mlp_differences(spec: ModelSpec, device: jax.Device) -> dict[str, float]:
+    """Compares a model's kernel for the MLP with the plain layers in float32 on a device.
+
+    Returns:
+        Name -> relative difference: the Euclidean norm of the difference, divided by the norm of the plain array.
+    """
+    memory = choose_division(device.device_kind).memory
+    differences = jax.jit(functools.partial(_compare, spec.block.norm_epsilon, memory))(*_draw(spec, device))
+    return {name: float(value) for name, value in zip(NAMES, differences, strict=True)}
+
+
+def mlp_sizes(spec: ModelSpec) -> tuple[Any, ...]:
+    """Returns what the kernel depends on, of a model: width, hidden channels, dtypes of activations and gradients."""
+    return spec.width, spec.mlp_dim, spec.dtype, spec.kernel_dtype, spec.block.norm_epsilon
+
+
+def _draw(spec: ModelSpec, device: jax.Device) -> list[Array]:
+    """Returns the gradient of the result, and the operands of `fused_mlp`, from a fixed seed."""
+    random, width, hidden = np.random.default_rng(0), spec.width, spec.mlp_dim
+
+    def draw(*shape: int, scale: float = 1.0, mean: float = 0.0, dtype: Any = np.float32) -> Array:
+        values = mean + scale * random.standard_normal(shape, np.float32)
+        return jax.device_put(values.astype(jnp.dtype(dtype)), device)
+
+    rows = functools.partial(draw, ROWS, width, dtype=spec.dtype)
+    norm = draw(2, width, scale=0.1) + jnp.array([[1.0], [0.0]])
+    kernel = functools.partial(draw, dtype=spec.kernel_dtype)
+    first = kernel(width, hidden, scale=width**-0.5), draw(hidden, scale=0.1)
+    return [rows(), rows(), norm, *first, kernel(hidden, width, scale=hidden**-0.5), draw(width, scale=0.1)]
+
+
+def _compare(epsilon: float, memory: int, grad: Rows, *operands: Array) -> list[Float[Array, ""]]:
+    def plain(x: Rows, norm: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array) -> Rows:
+        return x + narrow(
+            widen(layer_norm(x, norm[0], norm[1], epsilon), kernel1, bias1, "dense1", gelu_tanh), kernel2, bias2
+        )
+
+    def fused(*operands: Array) -> Rows:
+        return fused_mlp(*operands, epsilon, memory)
+
+    def differentiate(function: Any, dtype: Any, *operands: Array) -> list[Array]:
+        result, transpose = jax.vjp(function, *operands)
+        return [result, *transpose(grad.astype(dtype))]
+
+    actual = differentiate(fused, grad.dtype, *operands)
+    with jax.default_matmul_precision("highest"):
+        expected = differentiate(plain, jnp.float32, *(each.astype(jnp.float32) for each in operands))
+    return [
+        jnp.linalg.norm((one - other).ravel()) / jnp.linalg.norm(other.ravel())
+        for one, other in zip(actual, expected, strict=True)
+    ]

@@ -12,19 +12,35 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError, choose
-from vit_jax.models.attention_choice import attention_sizes, choose_attention
-from vit_jax.models.bit import BiT
-from vit_jax.models.mlp_choice import choose_mlp
-from vit_jax.models.part_specs import CHIP_KERNELS, PLAIN_FORMS, AttentionKind
-from vit_jax.models.resampling import RESAMPLINGS
-from vit_jax.models.spec import ModelSpec
-from vit_jax.models.spec_fields import field_words, flatten_spec, image_size, replace_fields
-from vit_jax.models.variants import Spec, build_spec, default_spec, named_fields
-from vit_jax.models.vit import ViT
+from vit_jax.execution import (
+    CHIP_KERNELS,
+    PLAIN_FORMS,
+    DeviceOps,
+    attention_sizes,
+    check_forms,
+    choose_attention,
+    choose_mlp,
+)
+from vit_jax.models import (
+    RESAMPLINGS,
+    AttentionKind,
+    BiT,
+    ModelSpec,
+    PlainOps,
+    Spec,
+    ViT,
+    build_spec,
+    default_spec,
+    field_words,
+    flatten_spec,
+    image_size,
+    named_fields,
+    replace_fields,
+)
 
 LOSSES = ("softmax", "sigmoid")
 CAPTURES = ("attention",)  # the fields of the spec whose intermediates may be captured
-NETWORKS: dict[str, Callable[[Any], nn.Module]] = {"ViT": ViT, "BiT": BiT}  # by `family` of the spec
+NETWORKS: dict[str, Callable[[Any, PlainOps], nn.Module]] = {"ViT": ViT, "BiT": BiT}  # by `family` of the spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +53,11 @@ class Model:
     class_names: tuple[str, ...] | None = None  # the names of the logits, in order
     loss: str = "softmax"  # of its training, softmax or sigmoid; the same function turns logits into probabilities
     resample: str = "linear"  # how the library of its weights resamples learned positions: a key of RESAMPLINGS
+
+    def __post_init__(self):
+        """Raises UserError if the chosen form of attention does not compute what the model adds to it."""
+        if isinstance(self.spec, ModelSpec):
+            check_forms(self.spec)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -131,7 +152,8 @@ class Model:
             UserError: the images do not fit the model's resolution or patches.
         """
         example = jax.ShapeDtypeStruct((1, *images.shape[1:]), jnp.float32)  # only shapes matter here
-        return NETWORKS[self.spec.family](self.spec.quick_to_trace).lazy_init(key, example)["params"]
+        spec = self.spec.quick_to_trace
+        return NETWORKS[spec.family](spec, DeviceOps(spec=spec)).lazy_init(key, example)["params"]
 
     def apply(
         self,
@@ -140,6 +162,7 @@ class Model:
         dropout_key: Array | None = None,
         capture: tuple[str, ...] = (),
         masked: Bool[Array | np.ndarray, "batch patches"] | None = None,
+        ops: PlainOps | None = None,
     ) -> tuple[Float[Array, "batch *patches classes"], dict[str, Array]]:
         """Returns logits and intermediates. An intermediate that a jitted caller does not return costs nothing.
 
@@ -149,6 +172,8 @@ class Model:
             dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
             capture: the names of further intermediates to return; "attention" is the only one, and only a ViT has it.
             masked: the patches, in raster order, that the [mask] embedding replaces; only with head=patches.
+            ops: the operations; None: in the forms that the spec names, which only reverse-mode differentiation
+                passes. `PlainOps()` allows any differentiation, and a batch of unknown size.
 
         Returns:
             logits: float32 [batch, classes]. Without a classifier (num_classes=0) they are the pooled representation.
@@ -175,7 +200,7 @@ class Model:
                 raise UserError(f"{self.name} has no {word} to capture.")
         rngs = {} if dropout_key is None else {"dropout": dropout_key}
         params = jax.tree.map(jnp.asarray, params)
-        network = NETWORKS[self.spec.family](self.spec)
+        network = NETWORKS[self.spec.family](self.spec, ops or DeviceOps(spec=self.spec))
         more = {} if masked is None else {"masked": jnp.asarray(masked)}
         return network.apply({"params": params}, jnp.asarray(images), tuple(capture), **more, rngs=rngs)
 

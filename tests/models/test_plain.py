@@ -1,0 +1,81 @@
+"""The operations by ordinary differentiation, beside the forms that devices have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.models.test_models import images_of, params_of, tiny, tiny_hybrid
+from vit_jax import kernels
+from vit_jax.model import create
+from vit_jax.models import PlainOps
+
+ALL = {
+    "registers": 2,
+    "qk_norm": True,
+    "layer_scale": 0.3,
+    "activation": "swiglu",
+    "position_place": "blocks",
+    "dropout_rate": 0.2,
+    "stochastic_depth": 0.4,
+}
+MODELS = {
+    "all at once": tiny(**ALL, scan=True),
+    "kernels": tiny(attention="fused", mlp="fused", position="relative", rotary="axial"),
+    "rows of several images": tiny(attention="fused", pooling="gap", remat="full"),
+    "two products a device": tiny(mlp="shard_map", pooling="map", attention="tokens_first"),
+    "masked patches": tiny(head="patches", attention_pattern="local", attention_window=3),
+    "axial": create("Axial-ViT-mu/8", resolution=32, pooling="gap", num_classes=7, stochastic_depth=0.4, depth=2),
+    "hybrid": tiny_hybrid(pre_logits=True),
+    "BiT": create("BiT", stages=(1,), width=32, resolution=32, num_classes=7, unit="post_activation", se_reduction=16),
+}
+USUAL = ("all at once", "axial")
+
+
+def gradients(model, ops):
+    """Returns the logits, and the gradients of all parameters and of the images."""
+    masked = {"masked": np.arange(4 * 16).reshape(4, 16) % 3 == 0} if model.field("head") == "patches" else {}
+    key = None if model.field("stochastic_depth") is None else jax.random.key(3)
+
+    def loss(params, images):
+        logits, _ = model.apply(params, images, key, ops=ops, **masked)
+        return (logits * jnp.cos(jnp.arange(logits.size)).reshape(logits.shape)).sum(), logits
+
+    with kernels.interpret_kernels():
+        (_, logits), grads = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params_of(model), images_of())
+    return logits, grads
+
+
+@pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_values_and_gradients_are_those_of_the_device_forms(name):
+    (logits, grads), (plain, plain_grads) = (gradients(MODELS[name], ops) for ops in (None, PlainOps()))
+    np.testing.assert_allclose(logits, plain, rtol=0, atol=1e-5 * abs(plain).max())
+    largest = max(abs(leaf).max() for leaf in jax.tree.leaves(plain_grads))
+    for (path, grad), expected in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(plain_grads), strict=True):
+        np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-5 * largest, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize(
+    "name", ["all at once", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n[0] != "a")]
+)
+def test_the_batch_may_be_unknown(name):
+    model, (batch,) = MODELS[name], jax.export.symbolic_shape("batch")
+    params = params_of(model)
+    images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda images: model.apply(params, images, ops=PlainOps())[0]))(images)
+    expected = jax.jit(lambda images: model.apply(params, images, ops=PlainOps())[0])(images_of(3, 32, 32, 3))
+    np.testing.assert_allclose(
+        exported.call(images_of(3, 32, 32, 3)), expected, rtol=0, atol=1e-5 * abs(expected).max()
+    )
+
+
+def test_derivatives_are_taken_forwards_too():
+    model, params = tiny(qk_norm=True, pooling="map"), params_of(tiny(qk_norm=True, pooling="map"))
+    images, moved = images_of(2, 32, 32, 3), images_of(2, 32, 32, 3, seed=1)
+
+    def logits(images):
+        return model.apply(params, images, ops=PlainOps())[0]
+
+    _, forwards = jax.jit(lambda x, dx: jax.jvp(logits, (x,), (dx,)))(images, moved)
+    backwards = jax.jit(lambda x: jax.vjp(logits, x)[1](jnp.ones((2, 7)))[0])(images)
+    np.testing.assert_allclose(forwards.sum(), (backwards * moved).sum(), rtol=1e-4)

@@ -1,0 +1,180 @@
+"""The operations of a model on devices: rows of one matrix, their packing, and the forms that the spec names."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Shaped
+
+from vit_jax.execution import gradients, layers
+from vit_jax.execution.attention import ATTENTIONS
+from vit_jax.execution.choose import allows_fused_mlp, attention_sizes, choose_packing
+from vit_jax.execution.layers import MLPS
+from vit_jax.execution.stack import run_blocks
+from vit_jax.execution.tpu import add_fused_mlp
+from vit_jax.kernels import Packing, gelu_tanh
+from vit_jax.models import (
+    AttentionChange,
+    AttentionWeights,
+    BlockStep,
+    Channels,
+    Layers,
+    ModelSpec,
+    NormArrays,
+    PlainOps,
+    QKVBias,
+    QKVKernel,
+    Rows,
+    Tokens,
+)
+from vit_jax.sharding import constrain, gather, local_size
+from vit_jax.tree import ArrayTree
+
+ALONE = Packing(1, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOps(PlainOps):
+    """The operations in the forms that a spec names, on the mesh for which the model is traced.
+
+    The tokens of all images are rows of one matrix: all arrays of the blocks then have one layout in memory, that of
+    their products.
+
+    Attributes:
+        spec: the spec of the model.
+        packing: the packing of the rows.
+    """
+
+    spec: Any = None
+    packing: Packing = ALONE
+
+    def for_images(self, spec: ModelSpec, images: int) -> "DeviceOps":
+        """Returns the operations for the blocks of a model, given the number of images in the batch."""
+        sizes = attention_sizes(spec, local_size("batch", images))
+        sizes = sizes._replace(tokens=spec.tokens, heads=local_size("heads", spec.attention.num_heads))
+        # Axial blocks pack their lines themselves.
+        kind = spec.attention.kind if spec.block.kind == "standard" else "tokens_first"
+        return dataclasses.replace(self, spec=spec, packing=choose_packing(kind, sizes))
+
+    def for_lines(self, images: int, lines: int, patches: int) -> "DeviceOps":
+        """Returns the operations for lines of patches, each of which is treated as an image; `lines` in each image."""
+        spec, images = self.spec, local_size("batch", images) * lines
+        heads = local_size("heads", spec.attention.num_heads)
+        sizes = attention_sizes(spec, images)._replace(images=images, tokens=patches, heads=heads)
+        return dataclasses.replace(self, packing=choose_packing(spec.attention.kind, sizes), lines=lines)
+
+    @property
+    def for_pooled(self) -> "DeviceOps":
+        """The operations for one row per image, [batch, width]."""
+        return dataclasses.replace(self, packing=ALONE)
+
+    def rows(self, tokens: Tokens) -> Rows:
+        """Returns the rows of the tokens of all images."""
+        return self.packing.pack(tokens)
+
+    def tokens(self, rows: Rows) -> Tokens:
+        """Returns the tokens of each image."""
+        return self.packing.unpack(rows)
+
+    def place(self, x: Shaped[Array, "..."], *dimensions: str) -> Shaped[Array, "..."]:
+        """Returns `x`, whose dimensions have these names, divided over the devices as `sharding/tables.py` says."""
+        return constrain(x, dimensions)
+
+    def _cast(self, kernel: Array, dtype: DTypeLike) -> Array:
+        """Returns a kernel in the dtype of its gradient: float32, or that of the activation if the spec says so."""
+        follows = isinstance(self.spec, ModelSpec) and self.spec.grad_dtype == "auto"
+        return kernel.astype(dtype if follows else jnp.float32)
+
+    def dense(self, x: Array, kernel: Array, bias: Array, name: str) -> Array:
+        """Returns `x @ kernel + bias`, see `PlainOps.dense`."""
+        return layers.dense(x, self._cast(kernel, x.dtype), bias, name)
+
+    def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
+        """Returns LayerNorm, whose backward pass is written out."""
+        return gradients.layer_norm(x, scale, bias, epsilon)
+
+    def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the approximate GELU, whose gradient has few operations."""
+        return gelu_tanh(x)
+
+    def embed(
+        self,
+        patches: Float[Array, "batch patches inputs"],
+        kernel: Float[Array, "size size channels width"],
+        added: Float[Array, "tokens width"],
+        replaced: tuple[Bool[Array, "batch patches"], Channels] | None,
+        drop: Callable[[Rows, PlainOps], Rows],
+    ) -> Rows:
+        """Returns the rows of [0; x E] + `added` (equation 1), after dropout; see `PlainOps.embed`.
+
+        Images share no rows before dropout. The empty rows are there from the patches on, so that the sum is one pass.
+        """
+        stem = dataclasses.replace(self, packing=self.packing.unshared)
+        kernel = gather(self._cast(kernel, patches.dtype), "embed/kernel", patches.dtype)
+        before = len(added) - patches.shape[1]
+        empty = (0, 0), (before, stem.packing.rows - len(added))
+        x = gradients.product(
+            jnp.pad(patches, (*empty, (0, 0))), jnp.moveaxis(kernel, 2, 0).reshape(-1, self.spec.width)
+        )
+        if replaced is not None:
+            masked, mask = replaced
+            x = jnp.where(jnp.pad(masked, empty)[..., None], gradients.add_bias(jnp.zeros_like(x), mask), x)
+        x = constrain(gradients.add_bias(x, stem.packing.pack(added[None])), ("batch", "tokens", "width"))
+        x = drop(x.reshape(-1, self.spec.width), stem)
+        return constrain(stem.packing.repack(x, self.packing), ("batch", "width"))
+
+    def table(self, parameter: Array, name: str, dtype: DTypeLike) -> Array:
+        """Returns a table of positions, whole on each device."""
+        return gather(parameter, name, dtype)
+
+    def add(self, x: Rows, table: Float[Array, "tokens width"]) -> Rows:
+        """Returns the rows plus a row of the table for each token of an image."""
+        added = self.packing.pack(jnp.broadcast_to(table, (self.packing.images, *table.shape)))
+        x = gradients.add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
+        return constrain(x, ("batch", "width"))
+
+    def per_token(self, x: Rows, draw: Callable[[tuple[int, int]], Array]) -> Array:
+        """Returns `draw((tokens of all images, width))`, whose rows are arranged as those of `x`."""
+        tokens = len(x) // self.packing.rows * self.packing.images * self.packing.tokens
+        return self.packing.complete(draw((tokens, x.shape[-1])))
+
+    def per_image(self, x: Rows, draw: Callable[[int], Array]) -> Array:
+        """Returns factors of the rows of `x`, given `draw(images)`, [images, 1, 1]."""
+        lines = len(x) // self.packing.rows * self.packing.images
+        factors = draw(lines // self.lines)
+        factors = factors if self.lines == 1 else jnp.repeat(factors, self.lines, axis=0)
+        return self.packing.pack(jnp.broadcast_to(factors, (lines, self.packing.tokens, 1)))
+
+    def attend(
+        self, x: Rows, kernel: QKVKernel, bias: QKVBias, change: AttentionChange
+    ) -> tuple[Rows, AttentionWeights]:
+        """Returns attention in the form that the spec names, see `PlainOps.attend`."""
+        return ATTENTIONS[self.spec.attention.kind](x, self._cast(kernel, x.dtype), bias, self.packing, change)
+
+    def widen(self, x: Rows, kernel: Array, bias: Array, name: str, activate: Callable[[Array], Array]) -> Array:
+        """Returns the hidden channels of an MLP, with the communication that the spec names."""
+        widen, _ = MLPS[self.spec.block.mlp]
+        return widen(x, self._cast(kernel, x.dtype), bias, name, activate)
+
+    def narrow(self, hidden: Array, kernel: Array, bias: Array) -> Rows:
+        """Returns the second layer of an MLP, with the communication that the spec names."""
+        _, narrow = MLPS[self.spec.block.mlp]
+        return narrow(hidden, self._cast(kernel, hidden.dtype), bias)
+
+    def add_mlp(self, x: Rows, norm: NormArrays, epsilon: float, mlp: Layers, branch: Callable[[Rows], Rows]) -> Rows:
+        """Returns x + branch(mlp(norm(x))), by one kernel where the spec names it and one device has all channels."""
+        spec, x = self.spec, checkpoint_name(x, "between")
+        whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim
+        if not (spec.block.mlp == "fused" and allows_fused_mlp(spec) and whole):
+            return super().add_mlp(x, norm, epsilon, mlp, branch)
+        first, second = ((self._cast(kernel, x.dtype), bias) for kernel, bias in (mlp.first(), mlp.second()))
+        return add_fused_mlp(x, norm, first, second, epsilon, self.packing)
+
+    def run_blocks(
+        self, step: BlockStep, x: Rows, stacks: tuple[ArrayTree, ...], rates: Array
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Applies the blocks one by one or as a loop, see `PlainOps.run_blocks`."""
+        return run_blocks(self.spec, step, x, stacks, rates)

@@ -1,0 +1,130 @@
+"""The TPU kernels in a model: what they take of its parameters, and how devices share their work.
+
+A device computes alone what its kernel computes, so that the kernel gets the layout which the product before it writes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from vit_jax import kernels
+from vit_jax.execution.choose import choose_division, relative_kind
+from vit_jax.execution.gradients import as_matrix, product
+from vit_jax.execution.layers import ROWS
+from vit_jax.kernels import Packing, QKChange
+from vit_jax.models import AttentionChange, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
+from vit_jax.sharding import dimensions_of, per_device, sum_over, traced_device_kind
+
+
+def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
+    """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
+
+    Raises:
+        ValueError: the kernel does not compute all that is added to the scores.
+    """
+    if not computes(change):
+        raise ValueError("the kernel does not compute all that is added to the scores")
+
+    def attend(
+        x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias
+    ) -> Float[Array, "*rows channels"]:
+        _, _, heads, head_dim = kernel.shape
+        if change.norms:
+            kernel, bias = centred(kernel), centred(bias)
+        projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
+        tables = kernel_tables(change, norms, packing, heads, head_dim)
+        tables += (kernels.spread_table(relative, packing),) if change.relative else ()
+        attended = kernels.fused_attention(
+            *(projected, bias.reshape(-1), packing, heads),
+            change=kernel_change(change),
+            relative=kernel_relative(change),
+            tables=tables,
+        )
+        return attended.reshape(-1, heads * head_dim)
+
+    relative = change.relative.table if change.relative else jnp.zeros((0, 1))
+    # Parameters are gathered in the dtype of the rows. The norms and the relative positions, whose gradients stay in
+    # float32, are passed like rows.
+    of_relative = dimensions_of("relative_heads" if relative.ndim == 3 else "relative")
+    names = ("batch", "width"), ("norms", "channels"), of_relative
+    attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
+    return attend(x, norm_rows(change), relative, kernel, bias)
+
+
+def kernel_change(change: AttentionChange) -> QKChange | None:
+    """Returns what the kernel does to queries and keys; None: nothing."""
+    rotates = change.angles is not None
+    return QKChange(change.epsilon if change.norms else None, rotates) if change.norms or rotates else None
+
+
+def kernel_relative(change: AttentionChange) -> kernels.RelativeKind | None:
+    """Returns the relative positions as the kernel takes them; None: there are none, or it takes none of these."""
+    return change.relative and relative_kind(change.relative.spec)
+
+
+def computes(change: AttentionChange) -> bool:
+    """Returns whether the kernel computes all that is added to the scores."""
+    return change.pattern is None and (change.relative is None or kernel_relative(change) is not None)
+
+
+def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
+    """Returns a kernel or bias of the projection that makes the mean of queries and keys zero in each head.
+
+    Their LayerNorm then need not subtract a mean.
+    """
+    compared, values = jnp.split(x.astype(jnp.float32), [2], axis=-3)
+    return jnp.concatenate([compared - compared.mean(-1, keepdims=True), values], axis=-3).astype(x.dtype)
+
+
+def norm_rows(change: AttentionChange) -> Float[Array, "rows head_dim"]:
+    """Returns four rows: scale and bias of the queries' norm, then of the keys'. There are no rows without norms."""
+    return jnp.stack([each for norm in change.norms for each in norm]) if change.norms else jnp.zeros((0, 1))
+
+
+def kernel_tables(
+    change: AttentionChange, norms: Array, packing: Packing, heads: int, head_dim: int
+) -> tuple[jax.Array, ...]:
+    """Returns the tables that the attention kernel needs, see `kernels.QKChange.num_tables`.
+
+    Args:
+        change: what the model adds.
+        norms: scale and bias, as `norm_rows` returns them.
+        packing: the packing of the rows of queries and keys.
+        heads: the number of heads on one device.
+        head_dim: the channels of a head.
+    """
+    repeats = kernels.lanes_of_heads(head_dim, heads * head_dim) // head_dim
+    tables = [jnp.tile(norms, (1, repeats))] if change.norms else []
+    if change.angles is not None:
+        empty = (0, packing.rows - packing.images * len(change.angles)), (0, 0)
+        for function in (np.cos, np.sin):
+            pairs = jnp.repeat(jnp.asarray(function(change.angles), jnp.float32), 2, axis=1)
+            tables.append(jnp.pad(jnp.tile(pairs, (packing.images, repeats)), empty))
+    return tuple(tables)
+
+
+def add_fused_mlp(
+    x: Rows, norm: NormArrays, first: DenseArrays, second: DenseArrays, epsilon: float, packing: Packing
+) -> Rows:
+    """Returns x + MLP(LayerNorm(x)) by one kernel.
+
+    Args:
+        x: the rows of all images.
+        norm: scale and bias of the LayerNorm.
+        first: kernel and bias of the first dense layer.
+        second: those of the second one.
+        epsilon: the epsilon of the LayerNorm.
+        packing: the packing of the rows.
+    """
+    (kernel1, bias1), (kernel2, bias2) = first, second
+
+    def run(x: Rows, vectors: Float[Array, "3 width"], kernel1: Array, bias1: Array, kernel2: Array) -> Rows:
+        memory = choose_division(traced_device_kind()).memory
+        y = kernels.fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], epsilon, memory)
+        return sum_over("mlp", y)  # one device has all hidden channels: the sum states it
+
+    # Vectors of the width are passed like rows, so that they are not rounded where they are gathered.
+    names = "dense1/kernel", "dense1/bias", "dense2/kernel"
+    run = per_device(run, (ROWS, ("norms", "channels")), names, ROWS, packing.rows)
+    return run(x, jnp.stack([*norm, bias2]), kernel1, bias1, kernel2)

@@ -1,0 +1,71 @@
+"""What a model adds to equations 5 to 7: norms and rotation of queries and keys, terms of the scores."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.models.pattern import attended_pairs
+from vit_jax.models.position import RelativePositions
+from vit_jax.models.rotary import Angles, rotate
+from vit_jax.models.spec import ModelSpec
+
+Channels: TypeAlias = Float[Array, " width"]
+NormArrays: TypeAlias = tuple[Channels, Channels]  # scale and bias
+QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
+PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
+AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
+Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
+ScoreFunction: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
+Norm: TypeAlias = Callable[[PerToken, Channels, Channels, float], PerToken]
+
+
+class Pattern(NamedTuple):
+    """Which tokens attend to which, where not all attend to all (`pattern.py`)."""
+
+    spec: ModelSpec
+
+    def scores(self, queries: Queries) -> AttentionWeights:
+        """Returns what is added to the scores: zero for the pairs that attend, minus infinity for all others."""
+        batch, tokens, heads, _ = queries.shape
+        return jnp.broadcast_to(jnp.where(attended_pairs(self.spec), 0.0, -jnp.inf), (batch, heads, tokens, tokens))
+
+
+class AttentionChange(NamedTuple):
+    """The additions of a model to equations 5 to 7; by default, there are none.
+
+    Attributes:
+        norms: scale and bias of the LayerNorm of queries, then of keys, over the channels of each head; empty: none.
+        epsilon: the epsilon of these norms.
+        angles: by which queries and keys are rotated after their norm; None: not at all.
+        relative: the relative positions; None: there are none.
+        pattern: which tokens attend to which; None: all to all.
+    """
+
+    norms: tuple[NormArrays, ...] = ()
+    epsilon: float = 0.0
+    angles: Angles | None = None
+    relative: RelativePositions | None = None
+    pattern: Pattern | None = None
+
+    def of_heads(self, qkv: QKV, norm: Norm) -> QKV:
+        """Returns normalised and rotated queries and keys, and the unchanged values."""
+        if not self.norms and self.angles is None:
+            return qkv
+        changed = [qkv[:, :, part] for part in range(2)]
+        if self.norms:
+            pairs = zip(changed, self.norms, strict=True)
+            changed = [norm(part, *arrays, self.epsilon) for part, arrays in pairs]
+        if self.angles is not None:
+            changed = [rotate(part, self.angles) for part in changed]
+        return jnp.stack([*changed, qkv[:, :, 2]], axis=2)
+
+    @property
+    def scores(self) -> ScoreFunction | None:
+        """The function of all that is added to the scores; None: nothing is added."""
+        functions = [part.scores for part in (self.relative, self.pattern) if part is not None]
+        return (lambda queries: sum(function(queries) for function in functions)) if functions else None
+
+
+UNCHANGED = AttentionChange()
