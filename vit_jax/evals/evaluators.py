@@ -155,8 +155,8 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         check_predictions(eval_config, source, program.model)
 
 
-def choose_step(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:
-    """Returns the function (params, batch) -> outputs of the program that a kind of evaluation runs on each batch."""
+def choose_eval_function(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:
+    """Returns the jitted function (params, batch) -> outputs that a kind of evaluation calls with each batch."""
     if kind == "predictions":
         return program.logits
     return program.eval_step if EVAL_KINDS[kind].task else program.features
@@ -190,7 +190,7 @@ def check_fits(
         UserError: the devices have too little memory.
     """
     sharding, rows = program.batch_sharding, batch["image"].shape[0]
-    steps = [choose_step(program, eval_config.kind) for eval_config in config.evals.values()]
+    steps = [choose_eval_function(program, eval_config.kind) for eval_config in config.evals.values()]
     try:
         zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(batch)), out_shardings=sharding

@@ -52,7 +52,7 @@ def choose_division(device_kind: str) -> kernels.Division:
     return next(division for kind, division in DIVISIONS if device_kind.startswith(kind))
 
 
-def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.Shape | None:
+def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.AttentionShape | None:
     """Returns how the TPU kernel divides its work on a kind of device, as JAX names it.
 
     Returns None if it needs more vector memory than the device has, or does not compute what is added to the scores.

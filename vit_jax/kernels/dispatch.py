@@ -16,7 +16,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-Shape: TypeAlias = Any  # of a call: hashable
+CallShape: TypeAlias = Any  # the sizes of a call and how the grid divides it, such as `AttentionShape`: hashable
 Kernel: TypeAlias = Callable[..., list[jax.Array]]  # (interpret, shape, *operands) -> results
 Plain: TypeAlias = Callable[..., list[jax.Array]]  # (shape, *operands) -> the same results
 
@@ -33,7 +33,7 @@ def interpret_kernels() -> Iterator[None]:
         _interpreting.reset(token)
 
 
-def kernel_or_plain(kernel: Kernel, plain: Plain, shape: Shape, *operands: jax.Array) -> list[jax.Array]:
+def kernel_or_plain(kernel: Kernel, plain: Plain, shape: CallShape, *operands: jax.Array) -> list[jax.Array]:
     """Returns the results of `kernel`, or those of `plain` where the kernel cannot run.
 
     This function cannot be differentiated.
@@ -52,12 +52,12 @@ _choice.def_impl(jax.jit(_choice.bind, static_argnames=("kernel", "plain", "shap
 
 
 @_choice.def_abstract_eval
-def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> list[Any]:
+def _results(*operands: Any, kernel: Kernel, plain: Plain, shape: CallShape, interpret: bool) -> list[Any]:
     return list(jax.make_jaxpr(functools.partial(plain, shape))(*operands).out_avals)
 
 
 def _lower(
-    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool
+    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: CallShape, interpret: bool
 ) -> Any:
     if interpret:
         # The interpreter's loops know nothing of the mesh axes over which values vary inside a `shard_map`.
@@ -70,7 +70,7 @@ def _lower(
 
 
 def _lower_for_tpu(
-    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool
+    context: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel, plain: Plain, shape: CallShape, interpret: bool
 ) -> Any:
     if interpret:
         return _lower(context, *operands, kernel=kernel, plain=plain, shape=shape, interpret=True)
@@ -87,7 +87,7 @@ mlir.register_lowering(_choice, _lower)
 mlir.register_lowering(_choice, _lower_for_tpu, platform="tpu")
 
 
-def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: Shape, interpret: bool) -> Any:
+def _batch(operands: Any, axes: Any, *, kernel: Kernel, plain: Plain, shape: CallShape, interpret: bool) -> Any:
     results = jax.vmap(functools.partial(plain, shape), in_axes=tuple(axes))(*operands)
     return results, (0,) * len(results)
 

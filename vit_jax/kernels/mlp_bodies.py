@@ -1,4 +1,4 @@
-"""What the MLP's kernels compute for the rows of one step of their grid, and their plain forms for all rows."""
+"""The bodies of the MLP's kernels, for the rows of one step of their grid, and their plain forms, for all rows."""
 
 from typing import Any, TypeAlias
 
@@ -8,9 +8,9 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.gelu import gelu_and_share, gelu_and_slope
-from vit_jax.kernels.mlp_sizes import Shape
+from vit_jax.kernels.matrix_products import dot, dot_transposed, transposed_dot
+from vit_jax.kernels.mlp_shape import MlpShape
 from vit_jax.kernels.packing import ROW_TILE
-from vit_jax.kernels.products import dot, dot_transposed, transposed_dot
 
 Rows: TypeAlias = Float[Array, "rows width"]
 Hidden: TypeAlias = Float[Array, "rows mlp"]
@@ -35,7 +35,7 @@ def _norm_gradient(normal: Array, inverse: Array, scale: Array, grad: Array) -> 
 
 
 def forward_plain(
-    shape: Shape,
+    shape: MlpShape,
     x: Rows,
     kernel1: Widening,
     kernel2: Narrowing,
@@ -51,7 +51,7 @@ def forward_plain(
 
 
 def backward_plain(
-    shape: Shape,
+    shape: MlpShape,
     x: Rows,
     grad: Rows,
     hidden: Hidden,
@@ -80,7 +80,7 @@ def _sums(x: Array) -> Array:
     return jnp.pad(x.reshape(-1, tile, x.shape[-1]).sum(0), ((0, ROW_TILE - tile), (0, 0)))
 
 
-def _only_rows(shape: Shape, x: Array) -> Array:
+def _only_rows(shape: MlpShape, x: Array) -> Array:
     """Returns the rows of a step with zeros in those after the last row, where nothing was loaded."""
     if not shape.last_rows:
         return x
@@ -89,7 +89,16 @@ def _only_rows(shape: Shape, x: Array) -> Array:
 
 
 def forward_kernel(
-    shape: Shape, x: Any, kernel1: Any, kernel2: Any, scale: Any, bias: Any, bias1: Any, bias2: Any, y: Any, hidden: Any
+    shape: MlpShape,
+    x: Any,
+    kernel1: Any,
+    kernel2: Any,
+    scale: Any,
+    bias: Any,
+    bias1: Any,
+    bias2: Any,
+    y: Any,
+    hidden: Any,
 ) -> None:
     """Computes the rows of a step, and their hidden channels before the activation."""
     rows = x[...]
@@ -102,7 +111,7 @@ def forward_kernel(
 
 
 def backward_kernel(
-    shape: Shape,
+    shape: MlpShape,
     x: Any,
     grad: Any,
     hidden: Any,

@@ -1,4 +1,4 @@
-"""What relative positions add to the scores of a tile, and their gradients.
+"""The terms of the scores of a tile that come from relative positions, and the gradients of these terms.
 
 The score of a query i and a key j gets the product of the query with the table's row of the offset i - j. In a tile,
 keys lie along sublanes and 128 consecutive queries along lanes. One product of the table with the queries has all that
@@ -19,22 +19,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from vit_jax.kernels.matrix_products import dot, dot_transposed
 from vit_jax.kernels.packing import LANES, ROW_TILE, round_up
-from vit_jax.kernels.products import dot, dot_transposed
-from vit_jax.kernels.relative import count_phases, count_rows
-from vit_jax.kernels.tiles import Shape, Tile
+from vit_jax.kernels.relative_table import count_phases, count_rows
+from vit_jax.kernels.tiles import AttentionShape, Tile
 
 
 class RelativeScores:
-    """The relative positions of the tiles of a step of the grid.
+    """The terms of relative positions in the tiles of one step of the grid.
 
     Args:
         shape: the sizes of the call.
-        table: the table, see `relative.spread_table`.
+        table: the table, see `relative_table.spread_table`.
         grad: where the gradient of the table is summed, in the backward pass.
     """
 
-    def __init__(self, shape: Shape, table: Any, grad: Any = None):
+    def __init__(self, shape: AttentionShape, table: Any, grad: Any = None):
         assert shape.relative is not None
         self.kind, self.shape, self.table, self.grad = shape.relative, shape, table, grad
         self.phases = count_phases(shape.head_dim)
@@ -54,7 +54,7 @@ class RelativeScores:
         """
         x = dot(self.table[self._window(tile)], self._by_phase(queries[tile.channels]))
         for step, rows in reversed(self._steps(tile)):
-            x = jnp.where(_must_rise(step, rows), _up(x, step)[:rows], x[:rows])
+            x = jnp.where(_is_moved(step, rows), _move_up(x, step)[:rows], x[:rows])
         return scores + self._only_placed(tile, x)
 
     def differentiate(self, tile: Tile, grad: Array, queries: Array, scale: float) -> Array:
@@ -70,7 +70,7 @@ class RelativeScores:
         sizes = [rows for _, rows in self._steps(tile)[1:]] + [self._rows(tile)]
         for (step, rows), size in zip(self._steps(tile), sizes, strict=True):
             x = jnp.concatenate([x, jnp.zeros((size - rows, LANES), x.dtype)]) if size > rows else x
-            x = jnp.where(_must_rise(step, size), _down(x, step), x)
+            x = jnp.where(_is_moved(step, size), _move_down(x, step), x)
         x = x.astype(queries.dtype)
         self.factors[tile.block, window[1].start].append((window, x, self._by_phase(queries)))
         if tile.last_of_group:
@@ -100,7 +100,7 @@ class RelativeScores:
         return count_rows(len(tile.group.window), self.shape.head_dim)
 
     def _steps(self, tile: Tile) -> list[tuple[int, int]]:
-        """Returns by how many rows columns move, from the least, and how many rows are left after the columns rose."""
+        """Returns the steps in which columns are moved up, the smallest first: (its rows, rows left after it)."""
         steps = itertools.takewhile(lambda step: step < LANES, (self.phases << bit for bit in range(LANES)))
         return [(step, round_up(len(tile.group.window) + step - self.phases, ROW_TILE)) for step in steps]
 
@@ -109,7 +109,7 @@ class RelativeScores:
         return jnp.concatenate([self._only_phase(phase, queries) for phase in range(self.phases)])
 
     def _only_phase(self, phase: int, x: Array) -> Array:
-        return jnp.where(_rise(x.shape[0]) % self.phases == phase, x, jnp.zeros_like(x))
+        return jnp.where(_row_shifts(x.shape[0]) % self.phases == phase, x, jnp.zeros_like(x))
 
     def _only_placed(self, tile: Tile, x: Array) -> Array:
         """Returns `x`, [rows of keys, 128], with zeros for the pairs with a token that has no place."""
@@ -120,21 +120,23 @@ class RelativeScores:
         return jnp.where((key >= first) & (query + tile.first_query >= first), x, 0.0)
 
 
-def _rise(rows: int) -> Array:
-    """Returns by how many rows the column of each of 128 queries must rise, [rows, 128]."""
+def _row_shifts(rows: int) -> Array:
+    """Returns by how many rows the column of each of 128 queries is moved up, the same in every row: [rows, 128]."""
     return LANES - 1 - jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
 
 
-def _must_rise(step: int, rows: int) -> Array:
-    return (_rise(rows) & step) != 0
+def _is_moved(step: int, rows: int) -> Array:
+    """Returns whether a step of `step` rows, a power of two, moves the column of each of 128 queries: [rows, 128]."""
+    return (_row_shifts(rows) & step) != 0
 
 
-def _up(x: Array, step: int) -> Array:
+def _move_up(x: Array, step: int) -> Array:
+    """Returns `x` moved up by `step` rows, [rows, 128]; the last `step` rows are left out, or have arbitrary values."""
     return x[step:] if step % ROW_TILE == 0 else pltpu.roll(x, len(x) - step, 0)
 
 
-def _down(x: Array, step: int) -> Array:
-    """Returns `x` moved down by `step` rows. The last `step` rows, which fall out, are zero."""
+def _move_down(x: Array, step: int) -> Array:
+    """Returns `x` moved down by `step` rows, given zeros in its last `step` rows: [rows, 128]."""
     if step % ROW_TILE == 0:
         return jnp.concatenate([jnp.zeros((step, LANES), x.dtype), x[:-step]])
     return pltpu.roll(x, step, 0)

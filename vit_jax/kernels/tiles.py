@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Packing
-from vit_jax.kernels.relative import RelativeKind
+from vit_jax.kernels.qk_change import QKChange
+from vit_jax.kernels.relative_table import RelativeKind
 
 Value = TypeVar("Value")
 
@@ -23,8 +23,8 @@ Value = TypeVar("Value")
 LOOKAHEAD, MANY_HEADS = {128: 7, 256: 5}, 8
 
 
-class Shape(NamedTuple):
-    """The sizes of a call, and how the grid divides it."""
+class AttentionShape(NamedTuple):
+    """The sizes of a call of the attention kernels, and how their grid divides it."""
 
     heads: int
     head_dim: int
@@ -37,22 +37,22 @@ class Shape(NamedTuple):
 
     @property
     def change_tables(self) -> int:
-        """How many tables the change needs."""
+        """The number of tables that the change of queries and keys needs; 0 without a change."""
         return self.change.num_tables if self.change is not None else 0
 
     @property
     def num_tables(self) -> int:
-        """How many tables there are: those of the change, then that of the relative positions."""
+        """The number of all tables: those of the change, then that of the relative positions, if there are any."""
         return self.change_tables + (self.relative is not None)
 
     @property
     def norm_tables(self) -> int:
-        """How many of these tables hold parameters of norms, which are trained."""
+        """The number of tables, the first ones, that hold the trained parameters of the norms of queries and keys."""
         return self.change.norm_tables if self.change is not None else 0
 
     @property
     def trained_tables(self) -> list[int]:
-        """The numbers of the tables that are trained: that of the norms, that of the relative positions."""
+        """The indices of the tables that are trained: that of the norms, then that of the relative positions."""
         return [*range(self.norm_tables), *([self.num_tables - 1] if self.relative is not None else [])]
 
     @property
@@ -97,7 +97,7 @@ def count_registers(packing: Packing, heads: int, queries: int = LANES) -> int:
 class Group:
     """Consecutive heads of an image whose channels fill lanes: they are loaded, transposed and stored together."""
 
-    shape: Shape
+    shape: AttentionShape
     pack: int  # its number in this step of the grid
     image: int  # its number in the pack
     heads: range
@@ -163,7 +163,7 @@ class Tile:
     block: int  # in this step of the grid
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> AttentionShape:
         """The sizes of the call."""
         return self.group.shape
 
@@ -210,7 +210,7 @@ class Tile:
         return jnp.where(self.group.is_token(row), x, otherwise)
 
 
-def first_query(shape: Shape, block: int) -> Any:
+def first_query(shape: AttentionShape, block: int) -> Any:
     """Returns the row at which a block of queries of this step of the grid begins, counted from the image's first."""
     if shape.query_steps == 1:
         return block * shape.queries
@@ -218,7 +218,7 @@ def first_query(shape: Shape, block: int) -> Any:
     return pl.multiple_of(jnp.minimum(pl.program_id(1) * shape.queries, last), ROW_TILE)
 
 
-def tiles(shape: Shape) -> Iterator[Tile]:
+def tiles(shape: AttentionShape) -> Iterator[Tile]:
     """Yields the tiles of a step of the grid, group after group and head after head."""
     for pack, image in itertools.product(range(shape.packs), range(shape.packing.images)):
         for start in range(0, shape.heads, shape.group_size):

@@ -1,9 +1,9 @@
 """How much of a core's vector memory the attention kernels need."""
 
-from vit_jax.kernels.changes import CHANGED_ROWS, NORM_ROWS, lanes_of_heads
 from vit_jax.kernels.packing import LANES, ROW_TILE
-from vit_jax.kernels.relative import count_phases, count_rows, table_rows
-from vit_jax.kernels.tiles import Shape
+from vit_jax.kernels.qk_change import CHANGED_ROWS, NORM_ROWS, lanes_of_heads
+from vit_jax.kernels.relative_table import count_phases, count_rows, table_rows
+from vit_jax.kernels.tiles import AttentionShape
 
 # Arrays of [rows, queries] in float32 that the compiler keeps in the backward pass for each block of queries of an
 # image, where a step of the grid has all blocks. libtpu 0.0.42 reports for v4 11 to 17 for 196 tokens of 64 channels.
@@ -23,7 +23,7 @@ RELATIVE, RELATIVE_OF_IMAGE = 40, 9
 FLOAT32 = 4  # bytes
 
 
-def vmem_bytes(shape: Shape, itemsize: int) -> int:
+def vmem_bytes(shape: AttentionShape, itemsize: int) -> int:
     """Returns an estimate of the bytes that the backward pass needs, which needs more than the forward pass.
 
     Args:
@@ -50,7 +50,7 @@ def vmem_bytes(shape: Shape, itemsize: int) -> int:
     return round(2 * (shape.packs * (pack + lse) + bias + tables) + changed + sums + tiles)
 
 
-def _count_tiles(shape: Shape) -> float:
+def _count_tiles(shape: AttentionShape) -> float:
     """Returns how many arrays of [rows, queries] the compiler keeps."""
     if shape.query_steps > 1:
         return TILES_OF_BLOCK
@@ -59,7 +59,7 @@ def _count_tiles(shape: Shape) -> float:
     return TILES_OF_IMAGE * shape.blocks
 
 
-def relative_bytes(shape: Shape) -> int:
+def relative_bytes(shape: AttentionShape) -> int:
     """Returns an estimate of the bytes that relative positions add, besides their table; 0 without them."""
     if shape.relative is None:
         return 0

@@ -1,4 +1,4 @@
-"""What the attention kernels do to queries and keys before they compare them: a norm of each head, a rotation.
+"""The change of queries and keys before the attention kernels compare them: a norm of each head, a rotation.
 
 The norm divides by the root of the mean square. For channels whose mean is zero, that is a LayerNorm.
 
@@ -24,7 +24,7 @@ NORM_ROWS = 4  # of the norms' table: scale and bias of queries, then of keys
 
 
 class QKChange(NamedTuple):
-    """What happens to queries and keys.
+    """The kind of change of queries and keys.
 
     Attributes:
         epsilon: the number added to the mean square of a head's channels; None: there is no norm.

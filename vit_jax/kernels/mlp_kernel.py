@@ -29,7 +29,7 @@ from vit_jax.kernels.mlp_bodies import (
     forward_kernel,
     forward_plain,
 )
-from vit_jax.kernels.mlp_sizes import RESERVE, MlpSizes, Shape, choose_step, mlp_vmem_bytes
+from vit_jax.kernels.mlp_shape import RESERVE, MlpShape, MlpSizes, choose_step, mlp_vmem_bytes
 from vit_jax.kernels.packing import ROW_TILE
 
 Norm: TypeAlias = Float[Array, "2 width"]  # scale, then bias
@@ -98,15 +98,15 @@ def _backward(epsilon: float, memory: int, residuals: tuple, grad: Rows) -> tupl
 fused_mlp.defvjp(_forward, _backward)
 
 
-def _make_shape(x: Rows, kernel1: Widening, epsilon: float, memory: int) -> Shape:
+def _make_shape(x: Rows, kernel1: Widening, epsilon: float, memory: int) -> MlpShape:
     width, hidden = kernel1.shape
     sizes = MlpSizes(len(x), width, hidden, x.dtype.itemsize, kernel1.dtype.itemsize, memory)
     rows, channels = choose_step(sizes) or (0, 0)
     needed = mlp_vmem_bytes(rows, channels, sizes) + RESERVE
-    return Shape(rows, len(x) % rows if rows else 0, channels, min(needed, memory), epsilon, kernel1.dtype.name)
+    return MlpShape(rows, len(x) % rows if rows else 0, channels, min(needed, memory), epsilon, kernel1.dtype.name)
 
 
-def _run(kernel: Kernel, plain: Plain, shape: Shape, *operands: Array) -> list[Array]:
+def _run(kernel: Kernel, plain: Plain, shape: MlpShape, *operands: Array) -> list[Array]:
     """Returns the results of `kernel`, or those of `plain` where the kernel cannot run or does not suit the sizes.
 
     A run's evaluations have other batches than its training, for which the kernel was chosen.
@@ -114,13 +114,13 @@ def _run(kernel: Kernel, plain: Plain, shape: Shape, *operands: Array) -> list[A
     return kernel_or_plain(kernel, plain, shape, *operands) if shape.rows else plain(shape, *operands)
 
 
-def _forward_on_tpu(interpret: bool, shape: Shape, x: Rows, kernel1: Widening, *others: Array) -> list[Array]:
+def _forward_on_tpu(interpret: bool, shape: MlpShape, x: Rows, kernel1: Widening, *others: Array) -> list[Array]:
     rows = [jax.ShapeDtypeStruct(each, x.dtype) for each in (x.shape, (len(x), kernel1.shape[1]))]
     return _call(forward_kernel, "mlp_forward", shape, ([x], [kernel1, *others]), (rows, []), interpret)
 
 
 def _backward_on_tpu(
-    interpret: bool, shape: Shape, x: Rows, grad: Rows, hidden: Hidden, *weights: Array
+    interpret: bool, shape: MlpShape, x: Rows, grad: Rows, hidden: Hidden, *weights: Array
 ) -> list[Array]:
     kernels = [jax.ShapeDtypeStruct(each.shape, shape.grad_dtype) for each in weights[:2]]
     width, channels = x.shape[1], hidden.shape[1]
@@ -133,7 +133,7 @@ def _backward_on_tpu(
 def _call(
     kernel: Callable[..., None],
     name: str,
-    shape: Shape,
+    shape: MlpShape,
     operands: tuple[list[Array], list[Array]],
     results: tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]],
     interpret: bool,

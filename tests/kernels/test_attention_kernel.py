@@ -7,7 +7,7 @@ import pytest
 
 from tests.kernels.packings import choose_packing
 from vit_jax import kernels
-from vit_jax.kernels import Packing, shapes
+from vit_jax.kernels import Packing, attention_shape
 
 # Errors, as parts of the largest value: of results, of gradients of the projections, and of the bias.
 LIMITS = {"float32": (2e-6, 2e-6, 5e-6), "bfloat16": (4e-3, 8e-3, 8e-3)}
@@ -144,9 +144,9 @@ def test_what_is_no_number_stays_in_its_image(sharing):
 
 def test_steps_over_the_queries(monkeypatch):
     """As for long sequences; the last block of queries overlaps the one before it."""
-    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
+    monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", 1)
     packing = choose_packing(197, 2, 2)
-    assert shapes.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
+    assert attention_shape.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
     assert_exact(random_images(2, 197, 2, 64), 2, LIMITS["float32"])
 
 
@@ -161,10 +161,10 @@ def test_steps_over_the_queries(monkeypatch):
 )
 def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
     """As on v6e, unless they would compute many more queries than tiles of 128."""
-    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", min(registers, shapes.MAX_STEP_REGISTERS))
+    monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", min(registers, attention_shape.MAX_STEP_REGISTERS))
     wide = kernels.Division(256, registers)
     packing = choose_packing(tokens, 2, images, wide)
-    shape = shapes.make_shape((1, packing.rows, 384), packing, 2, 4)
+    shape = attention_shape.make_shape((1, packing.rows, 384), packing, 2, 4)
     assert packing.images == (images if registers > 1 else 1)
     assert (shape.queries, shape.query_steps) == expected
     if shape.queries == 256:
@@ -178,7 +178,7 @@ def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
 def test_how_many_packs_share_a_step(images, tokens, heads, expected):
     packing = choose_packing(tokens, heads, images, kernels.Division(registers=5200))
     qkv = images // packing.images, packing.rows, 3 * heads * 64
-    assert shapes.make_shape(qkv, packing, heads, 4).packs == expected
+    assert attention_shape.make_shape(qkv, packing, heads, 4).packs == expected
 
 
 @pytest.mark.slow

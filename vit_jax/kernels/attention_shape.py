@@ -1,9 +1,9 @@
 """Chooses how the attention kernels divide a call: which images share rows, and which packs a step of the grid."""
 
-from vit_jax.kernels.changes import QKChange
 from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Division, Packing, round_up
-from vit_jax.kernels.relative import RelativeKind
-from vit_jax.kernels.tiles import Shape, count_registers
+from vit_jax.kernels.qk_change import QKChange
+from vit_jax.kernels.relative_table import RelativeKind
+from vit_jax.kernels.tiles import AttentionShape, count_registers
 from vit_jax.kernels.vmem import vmem_bytes
 
 # A step of the grid is what the compiler unrolls and schedules together. Packs share a step up to so many heads,
@@ -24,7 +24,7 @@ def choose_shape(
     change: QKChange | None = None,
     relative: RelativeKind | None = None,
     division: Division = NARROW,
-) -> Shape | None:
+) -> AttentionShape | None:
     """Returns the sizes of a call: the fewest empty rows that the vector memory allows; None if it allows none.
 
     Several images share a pack only where the kernels take it whole in one step.
@@ -64,7 +64,7 @@ def make_shape(
     itemsize: int,
     change: QKChange | None = None,
     relative: RelativeKind | None = None,
-) -> Shape:
+) -> AttentionShape:
     """Returns the sizes of a call, with steps of the grid long enough to schedule and short enough to compile.
 
     A step has as many packs as the vector memory allows, at least one.
@@ -79,7 +79,7 @@ def make_shape(
     """
     packs, _, qkv_width = qkv_shape
     queries = choose_queries(packing) if relative is None else LANES
-    shape = Shape(heads, qkv_width // (3 * heads), packing, 1, 1, queries, change, relative)
+    shape = AttentionShape(heads, qkv_width // (3 * heads), packing, 1, 1, queries, change, relative)
     registers = count_registers(packing, heads, queries)
     if registers > MAX_STEP_REGISTERS and packing.images == 1:
         divided = shape if shape.blocks > 1 else shape._replace(queries=LANES)

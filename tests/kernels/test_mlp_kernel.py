@@ -13,7 +13,7 @@ from vit_jax import kernels, sharding
 from vit_jax.execution import DeviceOps, measure_mlp_differences
 from vit_jax.execution.choose import allows_fused_mlp
 from vit_jax.kernel_trials import check
-from vit_jax.kernels.mlp_sizes import MAX_ROWS, MlpSizes, choose_step, mlp_vmem_bytes
+from vit_jax.kernels.mlp_shape import MAX_ROWS, MlpSizes, choose_step, mlp_vmem_bytes
 from vit_jax.model import create
 from vit_jax.models.block import Block
 

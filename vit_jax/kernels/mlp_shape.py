@@ -1,4 +1,4 @@
-"""The sizes of the MLP's kernel, and how its grid divides them."""
+"""How the grid of the MLP's kernel divides a call, by the sizes of the call and the vector memory of a core."""
 
 from typing import NamedTuple
 
@@ -13,8 +13,8 @@ RESERVE = 6 * 2**20  # bytes by which the compiler may need more than the estima
 FLOAT32 = 4  # bytes
 
 
-class Shape(NamedTuple):
-    """The sizes of a call, and how the grid divides it."""
+class MlpShape(NamedTuple):
+    """The division of a call of the MLP's kernel by its grid, and what else is fixed when it is compiled."""
 
     rows: int  # of one step of the grid; 0: the kernel does not suit the sizes
     last_rows: int  # of the last step, if it has fewer; 0: it has as many

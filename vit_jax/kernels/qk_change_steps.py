@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.changes import CHANGED_ROWS, lanes_of_heads
 from vit_jax.kernels.packing import ROW_TILE
-from vit_jax.kernels.tiles import Shape
+from vit_jax.kernels.qk_change import CHANGED_ROWS, lanes_of_heads
+from vit_jax.kernels.tiles import AttentionShape
 
 FusedQKV: TypeAlias = Float[Array, "packs rows qkv_width"]
 
@@ -23,13 +23,13 @@ class _Piece(NamedTuple):
     rows: slice
     lanes: slice
 
-    def take(self, shape: Shape, tables: tuple[Any, ...]) -> tuple[Array, ...]:
+    def take(self, shape: AttentionShape, tables: tuple[Any, ...]) -> tuple[Array, ...]:
         """Returns the parts of the tables that the piece needs. The tables are arrays or references."""
         lanes, norms = slice(self.lanes.stop - self.lanes.start), shape.norm_tables
         return *(table[:, lanes] for table in tables[:norms]), *(table[self.rows, lanes] for table in tables[norms:])
 
 
-def _pieces(shape: Shape, rows_at_once: int) -> Iterator[_Piece]:
+def _pieces(shape: AttentionShape, rows_at_once: int) -> Iterator[_Piece]:
     size, rows = lanes_of_heads(shape.head_dim, shape.width), shape.packing.rows
     starts = itertools.product(range(2), range(0, shape.width, size), range(0, rows, rows_at_once))
     for section, start, row in starts:
@@ -37,7 +37,7 @@ def _pieces(shape: Shape, rows_at_once: int) -> Iterator[_Piece]:
         yield _Piece(section, slice(row, min(row + rows_at_once, rows)), lanes)
 
 
-def apply_change(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> FusedQKV:
+def apply_change(shape: AttentionShape, qkv: FusedQKV, tables: tuple[Array, ...]) -> FusedQKV:
     """Returns the queries, keys and values that attention gets: queries and keys after the change, if there is one."""
     if shape.change is None:
         return qkv
@@ -50,7 +50,7 @@ def apply_change(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> Fuse
     return jax.vmap(change)(qkv)
 
 
-def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any) -> None:
+def write_changed(shape: AttentionShape, qkv: Any, tables: tuple[Any, ...], changed: Any) -> None:
     """Writes the changed queries and keys to `changed`, in the first step of the grid over the queries only."""
 
     @_in_step(shape, 0)
@@ -61,7 +61,7 @@ def write_changed(shape: Shape, qkv: Any, tables: tuple[Any, ...], changed: Any)
 
 
 def differentiate_change(
-    shape: Shape, qkv: Any, tables: tuple[Any, ...], grad_qkv: Any, sums: Any, of_norms: tuple[Any, ...]
+    shape: AttentionShape, qkv: Any, tables: tuple[Any, ...], grad_qkv: Any, sums: Any, of_norms: tuple[Any, ...]
 ) -> None:
     """Replaces, in `grad_qkv`, the gradients of changed queries and keys by the gradients of the projected ones.
 
@@ -86,11 +86,11 @@ def differentiate_change(
                 ref[0, 2 * section : 2 * section + 2, : x.shape[1]] += of_parameters
 
 
-def _in_step(shape: Shape, step: int) -> Callable[[Callable[[], None]], Any]:
+def _in_step(shape: AttentionShape, step: int) -> Callable[[Callable[[], None]], Any]:
     """Returns a decorator that calls a function in one step of the grid over the queries."""
     return pl.when(pl.program_id(1) == step) if shape.query_steps > 1 else lambda function: function()
 
 
-def _apply(shape: Shape, piece: _Piece, x: Array, tables: tuple[Any, ...]) -> Array:
+def _apply(shape: AttentionShape, piece: _Piece, x: Array, tables: tuple[Any, ...]) -> Array:
     assert shape.change is not None
     return shape.change.apply(x, piece.section, shape.head_dim, piece.take(shape, tables))

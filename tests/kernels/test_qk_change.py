@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.kernels.packings import choose_packing
-from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
+from tests.kernels.test_attention_kernel import LIMITS, assert_close, pack, unpack
 from vit_jax import kernels
 from vit_jax.execution import tpu
 from vit_jax.execution.gradients import layer_norm
-from vit_jax.kernels import shapes
+from vit_jax.kernels import attention_shape
 from vit_jax.models import AttentionChange, softmax_attention
 
 EPSILON = 1e-6
@@ -104,9 +104,9 @@ def test_equals_changed_attention_in_float64(images, tokens, heads, head_dim, dt
 
 def test_steps_over_the_queries(monkeypatch):
     """Changed once, in the first step; gradients are changed back in the last one."""
-    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
+    monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", 1)
     packing = choose_packing(197, 2, 2)
-    assert shapes.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
+    assert attention_shape.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
     check(2, 197, 2, 64, "float32", True, True)
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.kernels.packings import choose_packing
-from tests.kernels.test_attention import LIMITS, assert_close, pack, unpack
-from tests.kernels.test_changes import EPSILON, attend_exactly, differentiate
+from tests.kernels.test_attention_kernel import LIMITS, assert_close, pack, unpack
+from tests.kernels.test_qk_change import EPSILON, attend_exactly, differentiate
 from vit_jax import kernels
 from vit_jax.execution import tpu
-from vit_jax.kernels import shapes
+from vit_jax.kernels import attention_shape
 from vit_jax.models import AttentionChange
 
 # (images, tokens, heads, head_dim, dtype, tokens without a place, a table for each head, largest offset (0: all),
@@ -88,7 +88,7 @@ def test_equals_attention_with_relative_positions_in_float64(
 @pytest.mark.parametrize("per_head", [False, True])
 def test_steps_over_the_queries(monkeypatch, per_head):
     """The gradient of the table is summed over the steps, of which the last two have some queries in common."""
-    monkeypatch.setattr(shapes, "MAX_STEP_REGISTERS", 1)
+    monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", 1)
     check(2, 197, 2, 64, "float32", 1, per_head, 7, False)
 
 

@@ -19,14 +19,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.bodies import backward_kernel, forward_kernel
-from vit_jax.kernels.change_steps import FusedQKV, apply_change
-from vit_jax.kernels.changes import QKChange
+from vit_jax.kernels.attention_bodies import backward_kernel, forward_kernel
+from vit_jax.kernels.attention_shape import make_shape
 from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
-from vit_jax.kernels.relative import RelativeKind
-from vit_jax.kernels.shapes import make_shape
-from vit_jax.kernels.tiles import Shape
+from vit_jax.kernels.qk_change import QKChange
+from vit_jax.kernels.qk_change_steps import FusedQKV, apply_change
+from vit_jax.kernels.relative_table import RelativeKind
+from vit_jax.kernels.tiles import AttentionShape
 from vit_jax.kernels.vmem import relative_bytes
 
 # The compiler may use twice as many bytes for its temporary arrays in a step of the grid, and as many more for each
@@ -60,13 +60,13 @@ def fused_attention(
         change: the change of queries and keys before their products; None: there is none.
         relative: the kind of the relative positions; None: there are none.
         tables: the tables that `change` needs, see `QKChange.num_tables`; then that of the relative positions, see
-            `relative.spread_table`, which is rounded to the dtype of `projected`. The tables of the norms and of the
-            relative positions get a gradient in float32; the others get zeros.
+            `relative_table.spread_table`, which is rounded to the dtype of `projected`. The tables of the norms and of
+            the relative positions get a gradient in float32; the others get zeros.
     """
     return _forward(projected, bias, packing, heads, change, relative, tables)[0]
 
 
-def plain_attention(shape: Shape, qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
+def plain_attention(shape: AttentionShape, qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
     """Returns what `fused_attention` does, without a kernel, given `qkv` with its bias."""
     packing, changed = shape.packing, apply_change(shape, qkv, tables[: shape.change_tables])
     images = packing.unpack(changed.reshape(-1, qkv.shape[-1]))
@@ -119,13 +119,13 @@ def _backward(
 fused_attention.defvjp(_forward, _backward)
 
 
-def _forward_on_tpu(interpret: bool, shape: Shape, qkv: FusedQKV, *tables: Array) -> list[Array]:
+def _forward_on_tpu(interpret: bool, shape: AttentionShape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     outputs = jax.ShapeDtypeStruct((*qkv.shape[:2], shape.width), qkv.dtype), _lse(shape, len(qkv))
     scratch = _scratch(shape, qkv)
     return _call(forward_kernel, "attention_forward", shape, (qkv, *tables), outputs, scratch, interpret)
 
 
-def _forward_plain(shape: Shape, qkv: FusedQKV, *tables: Array) -> list[Array]:
+def _forward_plain(shape: AttentionShape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     lse = _lse(shape, len(qkv))
     return [
         plain_attention(shape, qkv, tables),
@@ -133,7 +133,7 @@ def _forward_plain(shape: Shape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     ]
 
 
-def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Array]:
+def _backward_on_tpu(interpret: bool, shape: AttentionShape, *operands: Array) -> list[Array]:
     qkv = operands[0]
     totals = [pltpu.VMEM((shape.packs, shape.packing.rows, shape.width), jnp.float32)] * 2
     scratch = _scratch(shape, qkv) + (totals if shape.query_steps > 1 else [])
@@ -143,7 +143,7 @@ def _backward_on_tpu(interpret: bool, shape: Shape, *operands: Array) -> list[Ar
 
 
 def _backward_plain(
-    shape: Shape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended, *tables: Array
+    shape: AttentionShape, qkv: FusedQKV, attended: Attended, lse: LogSumExp, grad: Attended, *tables: Array
 ) -> list[Array]:
 
     def attend(qkv: FusedQKV, tables: tuple[Array, ...]) -> Attended:
@@ -158,12 +158,12 @@ def _backward_plain(
     return [grad_qkv, grad_qkv.reshape(*sums.shape[:2], -1, sums.shape[2]).sum(2, dtype=sums.dtype), *trained]
 
 
-def _scratch(shape: Shape, qkv: FusedQKV) -> list[Any]:
+def _scratch(shape: AttentionShape, qkv: FusedQKV) -> list[Any]:
     """Returns the scratch memory in which a kernel keeps changed queries and keys; none without a change."""
     return [] if shape.change is None else [pltpu.VMEM((shape.packs, qkv.shape[1], 2 * shape.width), qkv.dtype)]
 
 
-def _table_sums(shape: Shape, packs: int, tables: tuple[Any, ...]) -> list[jax.ShapeDtypeStruct]:
+def _table_sums(shape: AttentionShape, packs: int, tables: tuple[Any, ...]) -> list[jax.ShapeDtypeStruct]:
     """Returns the shapes of the gradients of the trained tables, one part for each step of the grid."""
     steps, rows = packs // shape.packs, [round_up(len(tables[index]), ROW_TILE) for index in shape.trained_tables]
     return [
@@ -172,17 +172,17 @@ def _table_sums(shape: Shape, packs: int, tables: tuple[Any, ...]) -> list[jax.S
     ]
 
 
-def _lse(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
+def _lse(shape: AttentionShape, packs: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((packs, shape.packing.images * shape.blocks, shape.heads, shape.queries), jnp.float32)
 
 
-def _sums(shape: Shape, packs: int) -> jax.ShapeDtypeStruct:
+def _sums(shape: AttentionShape, packs: int) -> jax.ShapeDtypeStruct:
     """Returns the shape of the gradient's sums over rows: 8 partial sums for each step of the grid."""
     return jax.ShapeDtypeStruct((packs // shape.packs, ROW_TILE, 3 * shape.width), jnp.float32)
 
 
 def _call(
-    kernel: Any, name: str, shape: Shape, operands: tuple, outputs: tuple, scratch: Any, interpret: bool
+    kernel: Any, name: str, shape: AttentionShape, operands: tuple, outputs: tuple, scratch: Any, interpret: bool
 ) -> list[Array]:
     """Runs a kernel over a grid of packs and, for long sequences, blocks of queries."""
     packs = len(operands[0])

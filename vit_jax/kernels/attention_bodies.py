@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from vit_jax.kernels.change_steps import differentiate_change, write_changed
+from vit_jax.kernels.matrix_products import dot, dot_transposed
 from vit_jax.kernels.packing import LANES, ROW_TILE
-from vit_jax.kernels.products import dot, dot_transposed
+from vit_jax.kernels.qk_change_steps import differentiate_change, write_changed
 from vit_jax.kernels.relative_scores import RelativeScores
-from vit_jax.kernels.tiles import Group, Shape, Tile, first_query, pipelined, tiles
+from vit_jax.kernels.tiles import AttentionShape, Group, Tile, first_query, pipelined, tiles
 
 NEVER = 1e30  # a log-sum-exp beside which every weight is zero
 
@@ -22,7 +22,7 @@ NEVER = 1e30  # a log-sum-exp beside which every weight is zero
 class _Operand:
     """An array of a step of the grid. Each part that is taken from it is loaded once."""
 
-    def __init__(self, shape: Shape, ref: Any):
+    def __init__(self, shape: AttentionShape, ref: Any):
         self.shape, self.ref = shape, ref
         self.rows = functools.cache(self._rows)
         self.transposed = functools.cache(lambda group, section: ref[group.pack, group.rows, group.lanes(section)].T)
@@ -61,7 +61,7 @@ def _query_rows(group: Group, block: int) -> Any:
     return slice(rows.start + first, min(rows.start + first + queries, rows.stop))
 
 
-def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
+def _only_new(shape: AttentionShape, x: Array, axis: int = 1) -> Array:
     """Returns `x` with zeros for the queries, along an axis, that an earlier step of the grid has already computed."""
     rows, queries = shape.packing.rows, shape.queries
     if shape.query_steps == 1 or rows % queries == 0:
@@ -70,7 +70,7 @@ def _only_new(shape: Shape, x: Array, axis: int = 1) -> Array:
     return jnp.where(position >= pl.program_id(1) * queries - (rows - queries), x, jnp.zeros_like(x))
 
 
-def forward_kernel(shape: Shape, qkv: Any, *refs: Any) -> None:
+def forward_kernel(shape: AttentionShape, qkv: Any, *refs: Any) -> None:
     """Writes the attended values, and the logarithm to base 2 of the sum of each query's exponentials."""
     tables, (attended, lse, *scratch) = refs[: shape.num_tables], refs[shape.num_tables :]
     compared, relative = qkv, None
@@ -126,7 +126,7 @@ def _store_queries(group: Group, ref: Any, results: dict[int, list[Array]]) -> l
 
 
 class _Read(NamedTuple):
-    """What the gradient is computed from; see `backward_kernel`."""
+    """The arrays from which the gradient is computed; see `backward_kernel`."""
 
     compared: Any  # queries and keys after their change
     qkv: Any
@@ -135,7 +135,7 @@ class _Read(NamedTuple):
     grad: Any
 
 
-def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, *refs: Any) -> None:
+def backward_kernel(shape: AttentionShape, qkv: Any, attended: Any, lse: Any, grad: Any, *refs: Any) -> None:
     """Writes the gradient of queries, keys and values, and its sums over rows.
 
     Args:
@@ -165,7 +165,7 @@ def backward_kernel(shape: Shape, qkv: Any, attended: Any, lse: Any, grad: Any, 
 
 
 def _differentiate(
-    shape: Shape, read: _Read, grad_qkv: Any, sums: Any, totals: Any, relative: RelativeScores | None
+    shape: AttentionShape, read: _Read, grad_qkv: Any, sums: Any, totals: Any, relative: RelativeScores | None
 ) -> None:
     """Writes the gradient of the queries, keys and values that attention gets, and its sums over rows.
 
@@ -249,7 +249,7 @@ class _Sums:
         tiled, key = rows.reshape(-1, ROW_TILE, rows.shape[1]).sum(0), (lanes.start, lanes.stop)
         self.totals[key] = self.totals[key] + tiled if key in self.totals else tiled
 
-    def store(self, shape: Shape, ref: Any) -> None:
+    def store(self, shape: AttentionShape, ref: Any) -> None:
         """Writes the sums, added to those of earlier steps over the queries."""
         for (start, stop), total in self.totals.items():
             before = 0.0 if shape.query_steps == 1 else jnp.where(pl.program_id(1) == 0, 0.0, ref[0, :, start:stop])
