@@ -50,7 +50,7 @@ TESTS = {
     "inference": ["evaluate", "program"],
     "look": ["analysis"],
     "main": ["train", "cli"],
-    "pack": ["data/test_packing"],
+    "pack": ["data/test_shard_writer"],
     "paper": ["experiments"],
     "plan": ["planning"],
     "predict": ["cli", "evaluate", "docs"],

@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
     if (args.shuffle or 0) < 0:
         raise UserError(f"--shuffle={args.shuffle} must be at least 0")
     start = time.monotonic()
-    packing = shards.plan_packing(
+    writer = shards.make_shard_writer(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
         choose_encoding(args),
         splits=args.splits and args.splits.split(","),
@@ -109,19 +109,19 @@ def main(argv: list[str]) -> None:
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
     )
-    for split, source in packing.sources.items():
+    for split, source in writer.sources.items():
         print(f"Split {split}: {describe_classes(source)}", file=sys.stderr)
-    for note in dict.fromkeys(note for source in packing.sources.values() for note in source.notes):
+    for note in dict.fromkeys(note for source in writer.sources.values() for note in source.notes):
         print(note, file=sys.stderr)
-    total, size = sum(map(len, packing.rows.values())), sum(packing.sizes.values())
+    total, size = sum(map(len, writer.rows.values())), sum(writer.sizes.values())
     print(f"{plural(total, 'image')} to pack, about {size:,.0f} bytes", file=sys.stderr)
     with tqdm(total=total, unit="image", unit_scale=True, disable=None) as bar:
-        result = packing.run(str(expand_home(args.out)), bar.update)
+        result = writer.run(str(expand_home(args.out)), bar.update)
     seconds = time.monotonic() - start
     share = result.duplicates / (sum(result.records.values()) + result.duplicates or 1)
     if share > SUSPICIOUS_DUPLICATE_FRACTION:
         print(f"{share:.0%} of the images were left out as near-duplicates; see --max-distance.", file=sys.stderr)
-    for line in describe_emptied(packing.manifest.class_names, result):
+    for line in describe_emptied(writer.manifest.class_names, result):
         print(f"WARNING: {line}", file=sys.stderr)
     if args.json:
         print(to_json({**dataclasses.asdict(result), "seconds": round(seconds, 3)}))
@@ -148,7 +148,7 @@ def choose_encoding(args: argparse.Namespace) -> Encoding:
     return PixelOptions(args.pixels)
 
 
-def describe_emptied(class_names: Sequence[str] | None, result: shards.PackingResult) -> list[str]:
+def describe_emptied(class_names: Sequence[str] | None, result: shards.WrittenShards) -> list[str]:
     """Returns a sentence for each split without records and for each in which classes lost all their images."""
     lines = []
     for split, records in result.records.items():

@@ -23,10 +23,10 @@ from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
 from vit_jax.checkpoint import orbax_io, restore
 from vit_jax.checkpoint.background import BackgroundTasks
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, storage_errors
+from vit_jax.checkpoint.checkpoint_manifest import add_checksum
 from vit_jax.checkpoint.directory import BucketDirectory, is_checkpoint
-from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
 from vit_jax.checkpoint.manager import Checkpoints
-from vit_jax.checkpoint.manifest import add_checksum
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.checkpoint.reader import find_checkpoint, latest_step
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config

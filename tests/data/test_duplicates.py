@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_packing import contents, everything, packed
+from tests.data.test_shard_writer import contents, everything, packed
 from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError
 from vit_jax.data.shards import duplicates, perceptual_hash

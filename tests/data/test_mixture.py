@@ -16,13 +16,13 @@ from tests.data.test_stream import config_of as run_config
 from vit_jax import UserError, data
 from vit_jax.data import loader
 from vit_jax.data.mixed_order import MixedOrder, MixedStreamOrder
-from vit_jax.data.order import stream_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import absolute_source
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture, list_splits
 from vit_jax.data.sources.mixture import WeightedSource, parse_mixture, parse_proportions
 from vit_jax.data.sources.source import SourceConfig
+from vit_jax.data.train_order import stream_order
 
 PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from configs import smoke
-from tests.data.test_packing import contents, everything, packed
+from tests.data.test_shard_writer import contents, everything, packed
 from tests.data.test_sources import open_source
 from tests.test_train import rows
 from vit_jax import UserError, train
@@ -18,7 +18,7 @@ from vit_jax.data import loader
 from vit_jax.data.crops import inception_box
 from vit_jax.data.images import decode, ppm
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import packing
+from vit_jax.data.shards import shard_writer
 
 
 def noise(height, width, seed=0):
@@ -162,7 +162,7 @@ def test_other_programs_and_another_packing_read_them(odd, tmp_path):
 
 def test_packing_goes_on_where_it_was_stopped(odd, tmp_path, monkeypatch):
     packed(odd, tmp_path / "whole", "--pixels=30", "--shards=3")
-    record, seen = packing.record_finished, []
+    record, seen = shard_writer.record_finished, []
 
     def stop(out, entry):
         record(out, entry)
@@ -171,7 +171,7 @@ def test_packing_goes_on_where_it_was_stopped(odd, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(packing, "record_finished", stop)
+        patch.setattr(shard_writer, "record_finished", stop)
         packed(odd, tmp_path / "out", "--pixels=30", "--shards=3")
     for words, sentence in (
         (["--pixels=31"], r"\(made_from.pixels: 30 -> 31\)"),

@@ -12,7 +12,7 @@ from PIL import Image
 from configs.base import get_config
 from tests.data.test_sources import TFDS
 from vit_jax import UserError
-from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS, kinds, splits, vtab, vtab_labels
+from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS, kinds, splits, vtab_labels, vtab_sources
 
 # Images of the splits of each data set, in TFDS.
 COUNTS = {
@@ -67,7 +67,7 @@ def test_nineteen_tasks_in_three_groups():
 @pytest.mark.parametrize("name", VTAB_TASKS)
 def test_splits(name):
     task = VTAB_TASKS[name]
-    found = vtab.find_splits(task, COUNTS[task.dataset])
+    found = vtab_sources.find_splits(task, COUNTS[task.dataset])
     val, first, test, start, stop = PLACES[name]
     assert found["train800"] == (("train", range(800)),) and found["val200"] == ((val, range(first, first + 200)),)
     assert found["train800val200"] == found["train800"] + found["val200"]
@@ -76,9 +76,9 @@ def test_splits(name):
 
 def test_slices_of_a_split_of_two_parts():
     parts = (("train", range(800)), ("validation", range(50, 250)))
-    assert vtab.cut_parts(parts, range(790, 810)) == (("train", range(790, 800)), ("validation", range(50, 60)))
-    assert vtab.cut_parts(parts, range(900, 1000)) == (("validation", range(150, 250)),)
-    assert vtab.cut_parts(parts, range(5)) == (("train", range(5)),)
+    assert vtab_sources.cut_parts(parts, range(790, 810)) == (("train", range(790, 800)), ("validation", range(50, 60)))
+    assert vtab_sources.cut_parts(parts, range(900, 1000)) == (("validation", range(150, 250)),)
+    assert vtab_sources.cut_parts(parts, range(5)) == (("train", range(5)),)
 
 
 def test_clevr_labels():
@@ -197,7 +197,7 @@ def test_dsprites_from_records(tmp_path):
 
 @pytest.mark.skipif(not TFDS.exists(), reason="needs the prepared CIFAR-10")
 def test_cifar10_stands_in():
-    splits_of_task = {split: open_task("cifar10", split, TFDS) for split in vtab.VTAB_SPLITS}
+    splits_of_task = {split: open_task("cifar10", split, TFDS) for split in vtab_sources.VTAB_SPLITS}
     assert [len(source) for source in splits_of_task.values()] == [800, 200, 1000, 10_000]
     config = get_config()
     config.data.source, config.data.data_dir = "tfds:cifar10", str(TFDS)
@@ -221,6 +221,6 @@ def test_what_is_missing_is_named_with_the_command(tmp_path, tfds_folder):
     with pytest.raises(UserError, match="'clevr' has no feature objects, which VTAB reads"):
         open_task("clevr_count", "test", tfds_folder)
     with pytest.raises(UserError, match="unknown split 'train'"):
-        splits.select_examples("train", dict.fromkeys(vtab.VTAB_SPLITS, 1))
+        splits.select_examples("train", dict.fromkeys(vtab_sources.VTAB_SPLITS, 1))
     with pytest.raises(UserError, match="reaches beyond the 12 examples"):
-        vtab.find_splits(VTAB_TASKS["dtd"], {"train": 12, "validation": 12, "test": 12})
+        vtab_sources.find_splits(VTAB_TASKS["dtd"], {"train": 12, "validation": 12, "test": 12})

@@ -22,8 +22,8 @@ import vit_jax
 from vit_jax import NoAnswer, UserError, data
 from vit_jax.analysis import notebook
 from vit_jax.checkpoint import manager
+from vit_jax.checkpoint.checkpoint_errors import storage_errors
 from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
-from vit_jax.checkpoint.errors import storage_errors
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.config import parse_command_line
 from vit_jax.data.sources import kinds

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from vit_jax import UserError
-from vit_jax.checkpoint.errors import DamagedCheckpoint
-from vit_jax.checkpoint.manifest import parse_manifest
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint
+from vit_jax.checkpoint.checkpoint_manifest import parse_manifest
 from vit_jax.storage import atomic_write, filesystem
 
 FOLDER = "checkpoints"  # the folder of the checkpoints in a workdir

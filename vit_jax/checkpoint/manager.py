@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from vit_jax import NonFiniteLoss, UserError
 from vit_jax.checkpoint import retention
 from vit_jax.checkpoint.background import BackgroundTasks
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, storage_errors
+from vit_jax.checkpoint.checkpoint_manifest import add_checksum, describe_arrays, list_names
 from vit_jax.checkpoint.directory import open_directory
-from vit_jax.checkpoint.errors import DamagedCheckpoint, storage_errors
-from vit_jax.checkpoint.manifest import add_checksum, describe_arrays, list_names
 from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.checkpoint.restore import Restored, restore_newest
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, damage_errors
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.storage import check_utf8
 from vit_jax.tree import ArrayTree

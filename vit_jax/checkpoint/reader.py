@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vit_jax import UserError
 from vit_jax.checkpoint import retention
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint
 from vit_jax.checkpoint.directory import (
     FINISHED,
     FOLDER,
@@ -15,7 +16,6 @@ from vit_jax.checkpoint.directory import (
     read_manifest,
     step_of,
 )
-from vit_jax.checkpoint.errors import DamagedCheckpoint
 from vit_jax.storage import expand_home, filesystem
 
 SAFETENSORS = ".safetensors"

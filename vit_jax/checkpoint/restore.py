@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from vit_jax import UserError
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, damage_errors
+from vit_jax.checkpoint.checkpoint_manifest import check_arrays, check_metadata, check_program
 from vit_jax.checkpoint.directory import CheckpointDirectory, is_checkpoint, read_manifest
-from vit_jax.checkpoint.errors import DamagedCheckpoint, damage_errors
-from vit_jax.checkpoint.manifest import check_arrays, check_metadata, check_program
 from vit_jax.checkpoint.orbax_io import read_state, read_subtree
 from vit_jax.checkpoint.reader import list_others
 from vit_jax.distributed import Coordinator, run_on_all

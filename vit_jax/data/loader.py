@@ -25,11 +25,12 @@ from vit_jax import UserError, format_rounded_up
 from vit_jax.data.batch_memory import BatchMemory, MemoryClosed
 from vit_jax.data.eval_order import EvalOrder
 from vit_jax.data.example_reader import ExampleReader, ExampleSource
-from vit_jax.data.mixed_order import MixedOrder, TrainStream, shuffle_epochs
+from vit_jax.data.mixed_order import MixedOrder, TrainStream
 from vit_jax.data.preprocess import Preprocessor
 from vit_jax.data.repeated_order import RepeatedOrder
 from vit_jax.data.row_groups import RowGroups, Rows, count_groups, use_one_opencv_thread
 from vit_jax.data.shard_fetcher import ShardFetcher
+from vit_jax.data.shuffled_order import shuffle_epochs
 from vit_jax.data.sources import Mixture
 from vit_jax.data.workers import start_without_signals, worker_exit_errors
 from vit_jax.machine import count_cores

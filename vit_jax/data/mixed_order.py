@@ -3,17 +3,12 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import grain
 import numpy as np
 
 from vit_jax.data.shard_order import Endless, ShardOrder
+from vit_jax.data.shuffled_order import shuffle_epochs
 from vit_jax.data.sources import Mixture
 from vit_jax.data.stream_order import StreamOrder
-
-
-def shuffle_epochs(length: int, seed: int) -> grain.MapDataset:
-    """Returns the order of a source's examples: position in the run -> index. Each epoch is shuffled by itself."""
-    return grain.MapDataset.range(length).seed(seed).shuffle().repeat(None)
 
 
 class ProportionalDraws:

@@ -17,7 +17,6 @@ from vit_jax.data import images, loader, sources
 from vit_jax.data.disk_need import check_eval_disk
 from vit_jax.data.eval_order import choose_eval_order
 from vit_jax.data.headers import check_headers
-from vit_jax.data.order import stream_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import (
     OpenSources,
@@ -28,6 +27,7 @@ from vit_jax.data.setup import (
     train_preprocessor,
 )
 from vit_jax.data.shard_fetcher import ShardFetcher
+from vit_jax.data.train_order import stream_order
 from vit_jax.data.workers import choose_workers
 from vit_jax.machine import count_cores
 

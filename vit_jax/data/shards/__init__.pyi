@@ -1,5 +1,3 @@
-from .description import Description as Description
-from .description import describe_shards as describe_shards
 from .duplicates import MAX_DISTANCE as MAX_DISTANCE
 from .files import STREAMED_BYTES as STREAMED_BYTES
 from .files import ShardSet as ShardSet
@@ -8,12 +6,6 @@ from .files import find_shards as find_shards
 from .files import read_image as read_image
 from .files import read_record as read_record
 from .files import shards_of_split as shards_of_split
-from .manifest import MANIFEST_NAME as MANIFEST_NAME
-from .manifest import SHUFFLE as SHUFFLE
-from .manifest import Manifest as Manifest
-from .manifest import ShardEntry as ShardEntry
-from .packing import PackingResult as PackingResult
-from .packing import plan_packing as plan_packing
 from .parquet_file import Footer as Footer
 from .parquet_file import ParquetFile as ParquetFile
 from .parquet_file import read_footer as read_footer
@@ -25,4 +17,12 @@ from .readers import count_records as count_records
 from .readers import forget_readers as forget_readers
 from .readers import open_reader as open_reader
 from .readers import streamed_reader as streamed_reader
+from .shard_description import Description as Description
+from .shard_description import describe_shards as describe_shards
+from .shard_manifest import MANIFEST_NAME as MANIFEST_NAME
+from .shard_manifest import SHUFFLE as SHUFFLE
+from .shard_manifest import Manifest as Manifest
+from .shard_manifest import ShardEntry as ShardEntry
+from .shard_writer import WrittenShards as WrittenShards
+from .shard_writer import make_shard_writer as make_shard_writer
 from .tar_file import TarFile as TarFile

@@ -10,8 +10,8 @@ from jaxtyping import UInt64
 from vit_jax import UserError
 from vit_jax.data.contents import sample_contents
 from vit_jax.data.images import RGB, EncodedImage
-from vit_jax.data.shards.manifest import Duplicate
 from vit_jax.data.shards.perceptual_hash import HASH_NAME, hash_distances, perceptual_hash
+from vit_jax.data.shards.shard_manifest import Duplicate
 from vit_jax.data.sources import Source, SourceConfig, locate_example, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vit_jax.data.shards import files, readers
-from vit_jax.data.shards.manifest import ShardEntry
+from vit_jax.data.shards.shard_manifest import ShardEntry
 from vit_jax.data.sources import Source, label_list
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from vit_jax import UserError
 from vit_jax.data.shards import tf_example
 from vit_jax.data.shards.array_record_file import open_writer
-from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from vit_jax.data.shards.readers import Shard, ShardReader, check_file_size, count_records, forget_readers
+from vit_jax.data.shards.shard_manifest import MANIFEST_NAME, Manifest, read_manifest
 from vit_jax.storage import Version, atomic_write, cache, filesystem
 
 SHARD_NAME = re.compile(r"(?P<split>.+)-(?P<number>\d{5,})-of-(?P<total>\d{5,})\.array_record")

@@ -20,7 +20,7 @@ from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
-from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
+from vit_jax.data.sources.vtab_sources import VTAB_SPLITS, open_vtab
 from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
 from vit_jax.storage import filesystem
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from vit_jax import UserError, user_errors
 from vit_jax.data.images import EncodedImage
 from vit_jax.data.shards import files, tf_example
-from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, write_manifest
 from vit_jax.data.shards.shard_end import read_shard_end
+from vit_jax.data.shards.shard_manifest import MANIFEST_NAME, Manifest, ShardEntry, write_manifest
 from vit_jax.data.sources import check_labels
 from vit_jax.storage import filesystem
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import UserError, printable, tree
-from vit_jax.checkpoint.errors import DamagedCheckpoint
+from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint
 from vit_jax.checkpoint.fingerprint import fingerprints
 from vit_jax.tree import ArrayTree
 

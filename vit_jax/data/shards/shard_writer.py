@@ -1,4 +1,4 @@
-"""Packing of all splits of a source into shards, which resumes after an interruption.
+"""Writes all splits of a source into shards, and resumes after an interruption: the work of `vit_jax.pack`.
 
 `sources.array_record` documents the format.
 """
@@ -23,7 +23,7 @@ from vit_jax.data.shards import files, readers
 from vit_jax.data.shards.class_selection import parse_class_selection
 from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
 from vit_jax.data.shards.emptied import find_emptied
-from vit_jax.data.shards.manifest import (
+from vit_jax.data.shards.shard_manifest import (
     MANIFEST_NAME,
     SHUFFLE,
     Duplicate,
@@ -32,7 +32,7 @@ from vit_jax.data.shards.manifest import (
     ShardEntry,
     write_manifest,
 )
-from vit_jax.data.shards.progress import PROGRESS, packing_lock, record_finished, resume_progress
+from vit_jax.data.shards.writing_progress import PROGRESS, record_finished, resume_progress, writing_lock
 from vit_jax.data.sources import Source, SourceConfig, have_same_classes, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
 
@@ -43,8 +43,8 @@ LABEL_CHUNK = 1000  # labels that a thread reads at a time
 
 
 @dataclasses.dataclass(frozen=True)
-class PackingResult:
-    """The totals of the packed data.
+class WrittenShards:
+    """The totals of all shards that were written.
 
     Attributes:
         records: split -> number of packed images.
@@ -89,12 +89,12 @@ class EncodedExample(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PackingPlan:
-    """What to pack, and how.
+class ShardWriter:
+    """Packs the examples of some splits into a folder of shards.
 
     Attributes:
         sources: split -> all its examples.
-        rows: split -> indices of the examples to pack, in the order of packing.
+        rows: split -> indices of the examples to pack, in the order in which they are written.
         labels: label in the source -> its new label; other labels are dropped.
         manifest: what info.json will contain, without the shards.
         encode: how images are encoded.
@@ -115,7 +115,7 @@ class PackingPlan:
     workers: int
     shards: int | None
 
-    def run(self, out: str, advance: Callable[[int], None]) -> PackingResult:
+    def run(self, out: str, advance: Callable[[int], None]) -> WrittenShards:
         """Packs what is not packed yet.
 
         Args:
@@ -127,7 +127,7 @@ class PackingPlan:
         """
         read = 0
         cv2.setNumThreads(0)  # the threads of the pool already keep every core busy
-        with packing_lock(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+        with writing_lock(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count_shards(split) for split in self.sources}
             files.check_room(out, sum(self.sizes.values()))
             with files.report_write_errors(out):
@@ -234,7 +234,7 @@ class PackingPlan:
             advance(len(examples))
 
 
-def plan_packing(
+def make_shard_writer(
     source_config: SourceConfig,
     encode: Encoding,
     *,
@@ -246,8 +246,8 @@ def plan_packing(
     shuffle: int | None = None,
     skip_unreadable: bool = False,
     workers: int = 0,
-) -> PackingPlan:
-    """Opens the splits to pack and returns the packing, which `PackingPlan.run` then carries out.
+) -> ShardWriter:
+    """Opens the splits to pack and returns their `ShardWriter`, which has written nothing yet.
 
     Args:
         source_config: where the examples come from.
@@ -292,7 +292,7 @@ def plan_packing(
         },
     )
     labels = dict(zip(selected, range(len(selected)), strict=True))
-    return PackingPlan(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
+    return ShardWriter(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
 
 
 def open_splits(source_config: SourceConfig, names: Sequence[str]) -> dict[str, Source]:
@@ -369,10 +369,10 @@ def rows_with_classes(source: Source, split: str, classes: Collection[int], pool
     return matching_rows
 
 
-def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], emptied: dict[str, list[int]], read: int) -> PackingResult:
-    """Returns the result of a packing: the totals over all shards, with `emptied` and `read` as given."""
+def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], emptied: dict[str, list[int]], read: int) -> WrittenShards:
+    """Returns the totals over all shards, with `emptied` and `read` as given."""
     entries = list(itertools.chain(*splits.values()))
-    return PackingResult(
+    return WrittenShards(
         records={split: sum(entry.records for entry in of_split) for split, of_split in splits.items()},
         shards=len(entries),
         size=sum(entry.size for entry in entries),

@@ -20,7 +20,7 @@ from vit_jax import UserError, pack
 from vit_jax.data import loader, shards
 from vit_jax.data.images import decode, encode
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import files, packing
+from vit_jax.data.shards import files, shard_writer
 from vit_jax.data.sources import array_record
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
@@ -281,7 +281,7 @@ def test_other_settings_are_refused(photos, tmp_path, finished, monkeypatch):
         packed(source, out, "--shards=2")
     else:
         with monkeypatch.context() as patch, pytest.raises(TypeError):
-            patch.setattr(packing, "write_manifest", None)
+            patch.setattr(shard_writer, "write_manifest", None)
             packed(source, out, "--shards=2")
     before = contents(out)
     for words, sentence in [
@@ -391,7 +391,7 @@ def test_changed_files_are_packed_anew(photos, tmp_path, finished, monkeypatch, 
     bad.write_bytes(good[:-40])
     with monkeypatch.context() as patch, contextlib.suppress(TypeError):
         if not finished:
-            patch.setattr(packing, "write_manifest", None)
+            patch.setattr(shard_writer, "write_manifest", None)
         packed(source, out, *words)
     bad.write_bytes(good)
     Image.fromarray(np.full((8, 8, 3), 7, np.uint8)).save(other)
@@ -430,7 +430,7 @@ def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^cannot write /proc/x: "):
         files.write_shard("/proc/x", [])
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^cannot write .*out: .*No space"):
-        patch.setattr(packing, "write_manifest", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+        patch.setattr(shard_writer, "write_manifest", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
         packed("digits", tmp_path / "out", "--shards=1")
 
 
@@ -455,12 +455,15 @@ def test_folders_that_are_in_use(tmp_path):
     write_set(tmp_path / "set", [[0]], info=False)
     with pytest.raises(UserError, match="contains shards that this command did not write"):
         packed("digits", tmp_path / "set")
-    with packing.packing_lock(str(tmp_path / "out")), pytest.raises(UserError, match="another process is packing into"):
+    with (
+        shard_writer.writing_lock(str(tmp_path / "out")),
+        pytest.raises(UserError, match="another process is packing into"),
+    ):
         packed("digits", tmp_path / "out")
 
 
 def test_shards_have_about_the_size_wanted(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "SHARD_BYTES", 50_000)
+    monkeypatch.setattr(shard_writer, "SHARD_BYTES", 50_000)
     source = open_source(packed("digits", tmp_path / "out"), "train")
     size = sum(len(source.read_example("train", index)[0].data) for index in range(len(source)))
     assert abs(len(list((tmp_path / "out").glob("train-*"))) - size / 50_000) < 1

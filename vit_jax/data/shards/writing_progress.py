@@ -1,4 +1,4 @@
-"""The progress of packing into a folder: what is packed there, and which shards are finished."""
+"""The progress of writing shards into a folder: which examples are packed there, and which shards are finished."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.data.shards.files import report_write_errors
-from vit_jax.data.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from vit_jax.data.shards.shard_manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
 from vit_jax.storage import atomic_write
 
 UNFINISHED = "*.partial"  # the temporary files of `atomic_write`, which a killed process leaves
@@ -19,7 +19,7 @@ PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a l
 
 
 @contextlib.contextmanager
-def packing_lock(out: str) -> Iterator[None]:
+def writing_lock(out: str) -> Iterator[None]:
     """Makes a folder and keeps other processes from packing into it, if the file system has locks.
 
     Raises:
@@ -54,11 +54,11 @@ def resume_progress(out: str, manifest: Manifest, counts: Mapping[str, int]) -> 
     Raises:
         UserError: the folder contains shards of another program, or was packed with other settings.
     """
-    plan = packing_plan(manifest, counts)
+    plan = fixed_settings(manifest, counts)
     lines = read_json_lines(f"{out}/{PROGRESS}")
     plans, finished = lines[:1], list(map(ShardEntry.from_json, lines[1:]))
     if complete := read_manifest(f"{out}/{MANIFEST_NAME}"):
-        plans.append(packing_plan(complete, {split: len(entries) for split, entries in complete.splits.items()}))
+        plans.append(fixed_settings(complete, {split: len(entries) for split, entries in complete.splits.items()}))
         finished = [*itertools.chain(*complete.splits.values()), *finished]  # later entries replace earlier ones
     if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
         raise UserError(f"{out} contains shards that this command did not write; choose another folder")
@@ -85,8 +85,13 @@ def record_finished(out: str, entry: ShardEntry) -> None:
         file.write(json.dumps(entry.to_json()) + "\n")
 
 
-def packing_plan(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Returns, as JSON values, what must be unchanged for packing to resume; `counts` is split -> number of shards."""
+def fixed_settings(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Returns, as JSON values, the settings of a folder of shards, with which alone an interrupted writing goes on.
+
+    Args:
+        manifest: the manifest; its shards are left out.
+        counts: split -> number of shards.
+    """
     fields = manifest.to_json()
     del fields["splits"]
     return {**fields, "shards": dict(counts)}
