@@ -21,7 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
         "source", help="a workdir, a checkpoint, a file, a folder or a published name, as in vit_jax.load"
     )
     parser.add_argument("target", help="the .npz or .safetensors file to write, or a folder")
-    parser.add_argument("--layout", help=f"one of {', '.join(interop.FORMATS)} [timm for .safetensors, else ours]")
+    parser.add_argument("--layout", help=f"one of {', '.join(interop.LAYOUTS)} [timm for .safetensors, else ours]")
     parser.add_argument("--dtype", default="float32", help="of the file: float32, float16 or bfloat16 [float32]")
     cli.add_resolution(parser, "that of the positions")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")

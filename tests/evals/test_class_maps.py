@@ -6,7 +6,7 @@ import pytest
 from tests.evals.helpers import make_source
 from vit_jax import UserError
 from vit_jax.evals.class_maps import check_names, list_class_maps, read_class_map
-from vit_jax.interop.class_names import class_names, class_wnids
+from vit_jax.interop.imagenet_classes import class_names, class_wnids
 from vit_jax.model import create
 
 WNIDS = class_wnids(1000)

@@ -23,7 +23,7 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.interop import class_names, download
+from vit_jax.interop import download, imagenet_classes
 from vit_jax.interop.google import catalog
 from vit_jax.interop.timm import architectures
 from vit_jax.model import create, parameter_shapes
@@ -60,7 +60,7 @@ def test_the_list_is_consistent():
         bucket = {"google": "vit_models", "big_vision": "big_vision"}[one.layout]
         assert re.fullmatch(rf"https://storage\.googleapis\.com/{bucket}/[\w/%.-]+\.npz", one.address)
         assert one.data in ("imagenet21k", "imagenet2012", "imagenet21k+imagenet2012")
-        assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and class_names.class_wnids(one.head)
+        assert one.head == {"imagenet21k": 21843, "imagenet2012": 1000}[data] and imagenet_classes.class_wnids(one.head)
         assert one.accuracy is None or 50 < one.accuracy < 95
         assert (one.accuracy is None) == (one.of == "") and one.source
         assert catalog.find_entry(one.name) == one
@@ -144,20 +144,21 @@ def test_tables_are_aligned():
 
 
 def test_classes():
-    short, long = class_names.class_names(1000), class_names.class_names(21843)
+    short, long = imagenet_classes.class_names(1000), imagenet_classes.class_names(21843)
     assert (short[0], short[207], short[281]) == ("tench, Tinca tinca", "golden retriever", "tabby, tabby cat")
     assert {"crane (bird)", "crane (machine)", "maillot", "maillot, tank suit"} <= set(short)
-    assert long[0] == "organism" and class_names.class_wnids(21843)[0] == "n00004475" and "crane (n02012849)" in long
+    assert long[0] == "organism" and "crane (n02012849)" in long
+    assert imagenet_classes.class_wnids(21843)[0] == "n00004475"
     for count in (1000, 21843):
-        assert len(set(class_names.class_names(count))) == len(set(class_names.class_wnids(count))) == count
-        assert list(class_names.class_wnids(count)) == sorted(class_names.class_wnids(count))
-        assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in class_names.class_wnids(count)) and all(
-            class_names.class_names(count)
+        assert len(set(imagenet_classes.class_names(count))) == len(set(imagenet_classes.class_wnids(count))) == count
+        assert list(imagenet_classes.class_wnids(count)) == sorted(imagenet_classes.class_wnids(count))
+        assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in imagenet_classes.class_wnids(count)) and all(
+            imagenet_classes.class_names(count)
         )
     # ImageNet-21k as Google packed it has no teddy bear.
-    assert set(class_names.class_wnids(1000)) - set(class_names.class_wnids(21843)) == {"n04399382"}
-    assert class_names.class_names(10) is None and class_names.class_wnids(10) is None
-    assert class_names.class_wnids(1000, class_names.class_names(1000)[:999]) is None  # of other classes
+    assert set(imagenet_classes.class_wnids(1000)) - set(imagenet_classes.class_wnids(21843)) == {"n04399382"}
+    assert imagenet_classes.class_names(10) is None and imagenet_classes.class_wnids(10) is None
+    assert imagenet_classes.class_wnids(1000, imagenet_classes.class_names(1000)[:999]) is None  # of other classes
 
 
 def test_the_list_says_how_images_are_preprocessed():

@@ -19,7 +19,7 @@ from tests.interop.test_torch_layouts import random_params
 from vit_jax import UserError, tree
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import open_archive
-from vit_jax.interop.timm import architectures, config
+from vit_jax.interop.timm import architectures, timm_config
 from vit_jax.model import create
 
 # As timm's `test_vit`, but of another depth, which the heads do not depend on.
@@ -133,7 +133,7 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
 def test_a_configuration_of_a_bit_is_read(tmp_path):
     """It has none of the fields of a ViT."""
     model = create("BiT-R50x1", resolution=32, num_classes=3)
-    text = config.describing_files("x", model)["config.json"]
+    text = timm_config.describing_files("x", model)["config.json"]
     small_one = create("BiT", stages=(1, 1), width=32, resolution=32, num_classes=3)
     save_without_notes(tmp_path / "model.safetensors", small_one, tree.unflatten(random_params(small_one)))
     (tmp_path / "config.json").write_text(text)
@@ -155,7 +155,7 @@ def test_a_configuration_of_a_bit_is_read(tmp_path):
 def test_what_is_written_for_timm_has_the_name_of_its_sizes(name, fields, architecture):
     model = create(name, **fields)
     assert architectures.nearest_name(model) == architecture
-    stated = json.loads(config.describing_files("x", model)["config.json"])
+    stated = json.loads(timm_config.describing_files("x", model)["config.json"])
     assert stated["architecture"] == architecture and stated["model_args"]["embed_dim"] == model.field("width")
 
 

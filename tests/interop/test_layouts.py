@@ -15,7 +15,7 @@ import pytest
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError, convert, kernels, models, predict
-from vit_jax.interop import FORMATS, check_class_order
+from vit_jax.interop import LAYOUTS, check_class_order
 from vit_jax.model import create, parameter_shapes
 
 FOLDERS = (ROOT / "tests" / "fixtures" / "parity", ROOT.parent / "shared" / "parity")
@@ -91,7 +91,7 @@ def test_logits_equal_the_authors(name, attention):
         assert np.max(errors(model, params, name)) < 2e-6
 
 
-@pytest.mark.parametrize("layout", FORMATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", slow_unless(sorted(HERE | ELSEWHERE), USUAL))
 def test_round_trips_through_every_layout_that_can_hold_the_model(name, layout, tmp_path):
     model, params = load(name)

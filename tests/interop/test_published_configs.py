@@ -11,10 +11,9 @@ import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data
 from vit_jax.interop import archives
-from vit_jax.interop.huggingface import config as huggingface_config
+from vit_jax.interop.huggingface import huggingface_config
 from vit_jax.interop.pytorch import pipes, stated_keys
-from vit_jax.interop.timm import architectures
-from vit_jax.interop.timm import config as timm_config
+from vit_jax.interop.timm import architectures, timm_config
 from vit_jax.model import create, parameter_shapes
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.

@@ -14,10 +14,10 @@ from tests.conftest import ROOT
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
 from vit_jax.interop.archives import Archive, open_archive
-from vit_jax.interop.archives.arrays import Header
-from vit_jax.interop.google import layouts
-from vit_jax.interop.huggingface import layout as huggingface_layout
-from vit_jax.interop.timm import layout as timm_layout
+from vit_jax.interop.archives.archive import Header
+from vit_jax.interop.google import google_layout
+from vit_jax.interop.huggingface import huggingface_layout
+from vit_jax.interop.timm import timm_layout
 from vit_jax.interop.torch_files import TIMM, TIMM_TABLES
 from vit_jax.model import create, parameter_shapes
 
@@ -332,10 +332,10 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
 )
 def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
     spec = create("ViT-mu/8", resolution=32, **fields).spec
-    tables = {"google": layouts.GOOGLE, "big_vision": layouts.BIG_VISION}
+    tables = {"google": google_layout.GOOGLE, "big_vision": google_layout.BIG_VISION}
     with pytest.raises(UserError) as error:
         if layout in tables:
-            layouts.to_layout({}, spec, tables[layout])
+            google_layout.to_layout({}, spec, tables[layout])
         else:
             {"timm": timm_layout, "huggingface": huggingface_layout}[layout].to_layout({}, spec)
     assert sentence in str(error.value)

@@ -15,7 +15,7 @@ from tests.test_program import batches, build
 from vit_jax import UserError, interop, tree
 from vit_jax.config import check_config
 from vit_jax.interop import mapping
-from vit_jax.interop.huggingface import layout
+from vit_jax.interop.huggingface import huggingface_layout
 from vit_jax.model import create
 from vit_jax.models import is_head
 from vit_jax.models.adapters import add_adapters, is_adapter, merge_adapters
@@ -73,8 +73,8 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
     assert (described["peft_type"], described["r"], described["lora_alpha"]) == ("LORA", RANK, ALPHA)
     assert len(described["target_modules"]) == count and described["modules_to_save"] == ["classifier"]
     file = load_file(tmp_path / "adapter_model.safetensors")
-    form = layout.choose_form(model.spec)._replace(in_memory=True)
-    table = layout.parameter_table(model.spec, form)
+    form = huggingface_layout.choose_form(model.spec)._replace(in_memory=True)
+    table = huggingface_layout.parameter_table(model.spec, form)
     theirs, merged = (
         mapping.file_views(table, jax.tree.map(np.asarray, tree.flatten(each)), prefix="")
         for each in (params, merge_adapters(with_adapters))
@@ -174,7 +174,7 @@ def test_adapters_of_some_layers_by_the_names_of_files_for_other_classes(tmp_pat
     expected = written(tmp_path / "adapter", model, params, with_adapters)
     folder, random = tmp_path / "adapter", np.random.default_rng(1)
     path = folder / "adapter_model.safetensors"
-    form = layout.choose_form(model.spec)
+    form = huggingface_layout.choose_form(model.spec)
     memory, files = (each.names for each in (form._replace(in_memory=True), form))
     old, new = (f"{names.blocks}1.{names.attention[0]}" for names in (memory, files))
     renamed = {name.replace(old, new): array for name, array in load_file(path).items() if old in name}

@@ -28,7 +28,7 @@ from vit_jax.checkpoint.orbax_io import OrbaxWriter
 from vit_jax.config import parse_command_line
 from vit_jax.data.sources import kinds
 from vit_jax.evals import loaded_model
-from vit_jax.interop import formats
+from vit_jax.interop import layout_table
 from vit_jax.monitoring import find_runs
 from vit_jax.storage import cache, file_names, filesystem, mirror, timeout
 
@@ -584,7 +584,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch)
     monkeypatch.setenv("VIT_JAX_CACHE", "~/cache")
     with pytest.raises(UserError, match=r"no home folder for ~/cache; set VIT_JAX_CACHE to a folder"):
         cache.root()
-    write = functools.partial(formats.choose_target, layout=None)
+    write = functools.partial(layout_table.choose_target, layout=None)
     for use in (
         mirror.check_workdir,
         filesystem.absolute_path,
@@ -604,7 +604,7 @@ def test_a_name_that_is_too_long_is_a_sentence(name, tmp_path, monkeypatch):
     open_run = functools.partial(loaded_model.open_run, best=False, fsdp=1, source=None)
     recipe = ["main", f"--config={name}.py"]
     uses = [mirror.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
-    uses += [functools.partial(formats.choose_target, layout=None), lambda _: parse_command_line(recipe)]
+    uses += [functools.partial(layout_table.choose_target, layout=None), lambda _: parse_command_line(recipe)]
     for use in uses:
         with pytest.raises(UserError, match=r"names of at most 255 bytes, but .*\.\.\. has \d+\.$"):
             use(name)

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.config.names import rename_fields
+from vit_jax.config.field_names import rename_fields
 from vit_jax.config.optimizers import set_optimizer_fields
 
 MOST_STEPS = 2**31 - 1  # the state counts them in an int32

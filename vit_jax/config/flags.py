@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, nearest
 from vit_jax.config.durations import unset_other_durations
-from vit_jax.config.names import current_name, flatten_config
+from vit_jax.config.field_names import current_name, flatten_config
 from vit_jax.config.recipes import Recipe, find_recipe
 from vit_jax.config.synonyms import SYNONYMS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vit_jax import UserError, nearest, reason
 from vit_jax.config.base import get_config
-from vit_jax.config.names import flatten_config
+from vit_jax.config.field_names import flatten_config
 from vit_jax.config.synonyms import SYNONYMS
 
 TYPES = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text", "tuple": "a tuple"}

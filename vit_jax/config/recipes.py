@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from vit_jax import UserError, nearest_path
-from vit_jax.config.names import rename_fields
+from vit_jax.config.field_names import rename_fields
 from vit_jax.config.recipe_errors import recipe_errors
 from vit_jax.storage import check_names
 

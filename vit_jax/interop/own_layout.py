@@ -6,8 +6,8 @@ from typing import Any
 
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.description import ModelDescription, describe_model, description_file, read_description
-from vit_jax.interop.format import Format
+from vit_jax.interop.layout import Layout
+from vit_jax.interop.model_description import ModelDescription, describe_model, description_file, read_description
 from vit_jax.interop.pytorch import json_text
 from vit_jax.model import Model
 from vit_jax.models import BitSpec, ModelSpec
@@ -42,7 +42,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     return {description_file(Path(name)).name: json_text(describe_model(model))}
 
 
-OURS = Format(
+OURS = Layout(
     suffixes=(".npz", ".safetensors"),
     detect=detect_form,
     describe=describe_file,

@@ -7,19 +7,16 @@ from typing import Any
 from vit_jax import UserError
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.array_shapes import given_size
-from vit_jax.interop.description import ModelDescription
-from vit_jax.interop.format import Format
-from vit_jax.interop.huggingface import config as huggingface_config
-from vit_jax.interop.huggingface import layout as huggingface_layout
+from vit_jax.interop.huggingface import huggingface_config, huggingface_layout
+from vit_jax.interop.layout import Layout
+from vit_jax.interop.model_description import ModelDescription
 from vit_jax.interop.pytorch import PublishedConfig
-from vit_jax.interop.timm import bit_layout
-from vit_jax.interop.timm import config as timm_config
-from vit_jax.interop.timm import layout as timm_layout
+from vit_jax.interop.timm import timm_bit_layout, timm_config, timm_layout
 from vit_jax.models import BitSpec, ModelSpec
 
 # The tables of timm's layout by the type of the model's spec, which is the form of a file, in the order in which they
 # are tried.
-TIMM_TABLES: dict[type, Any] = {BitSpec: bit_layout, ModelSpec: timm_layout}
+TIMM_TABLES: dict[type, Any] = {BitSpec: timm_bit_layout, ModelSpec: timm_layout}
 
 
 def describe_timm(archive: Archive, form: type, path: Path, given: Mapping[str, Any]) -> ModelDescription:
@@ -104,7 +101,7 @@ def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in unknown}
 
 
-TIMM = Format(
+TIMM = Layout(
     suffixes=(".safetensors",),
     detect=lambda archive: next((form for form, table in TIMM_TABLES.items() if table.detect_layout(archive)), None),
     describe=describe_timm,
@@ -112,7 +109,7 @@ TIMM = Format(
     write=lambda params, spec: TIMM_TABLES[type(spec)].to_layout(params, spec),
     describing_files=timm_config.describing_files,
 )
-HUGGINGFACE = Format(
+HUGGINGFACE = Layout(
     suffixes=(".safetensors",),
     detect=huggingface_layout.detect_form,
     describe=describe_huggingface,

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors, without_queries
-from vit_jax.interop import archives, class_names, description, formats, locate, transfer
+from vit_jax.interop import archives, imagenet_classes, layout_table, locate, model_description, transfer
 from vit_jax.interop.huggingface import peft
 from vit_jax.interop.pytorch import pipes, unwrapped
 from vit_jax.model import Model, create, parameter_shapes
@@ -29,9 +29,9 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
     Args:
         path: what to load, local or remote. A workdir stands for its `model.npz` or, while training goes on, its newest
             checkpoint. Other paths are one checkpoint folder `<workdir>/checkpoints/<step>`; a file in any layout of
-            `formats.FORMATS` (.npz, .safetensors, or the index of several .safetensors files); and a folder that timm,
-            transformers or PEFT wrote. A folder of PEFT stands for the weights that its `adapter_config.json` names,
-            with the adapters added. The name of a published checkpoint (`vit_jax.list_models`) and
+            `layout_table.LAYOUTS` (.npz, .safetensors, or the index of several .safetensors files); and a folder that
+            timm, transformers or PEFT wrote. A folder of PEFT stands for the weights that its `adapter_config.json`
+            names, with the adapters added. The name of a published checkpoint (`vit_jax.list_models`) and
             `hf-hub:OWNER/NAME` are downloaded.
         resample: how learned positions are resampled to another grid of patches, one of `models.RESAMPLINGS`. None:
             flexi, as FlexiViT does, if patch_size is given; else as the library does whose layout the file has.
@@ -91,7 +91,7 @@ def save(
             the model. A folder is not that of a run, and has no other weights that `load` would take.
         model: the model of the parameters.
         params: the parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
-        layout: one of `formats.FORMATS`: ours; google, the layout of vision_transformer; big_vision; timm or
+        layout: one of `layout_table.LAYOUTS`: ours; google, the layout of vision_transformer; big_vision; timm or
             huggingface, whose folders their own libraries load. None: timm for a .safetensors file, else ours.
         dtype: the dtype of the arrays in the file: float32, float16 or bfloat16.
 
@@ -101,8 +101,8 @@ def save(
             the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
-    target = formats.choose_target(path, layout)
-    chosen = formats.FORMATS[target.layout]
+    target = layout_table.choose_target(path, layout)
+    chosen = layout_table.LAYOUTS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
     if target.layout != "ours":  # which is written as it is: an .npz file needs only one array at a time
@@ -112,7 +112,7 @@ def save(
     is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
     is_described = target.is_folder or (target.layout == "ours" and not is_noted)
     texts = chosen.describing_files(target.file.name, model) if is_described else {}
-    notes = description.header_notes(model) if is_noted else {}
+    notes = model_description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.prepare(texts)
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
@@ -124,9 +124,9 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, F
     path = located.path
     with archives.open_archive(path) as opened:
         archive = unwrapped(opened)
-        name, form = formats.detect_format(archive)
-        layout = formats.FORMATS[name]
-        stated = description.read_notes(archive.notes) or layout.describe(archive, form, path, given)
+        name, form = layout_table.detect_layout(archive)
+        layout = layout_table.LAYOUTS[name]
+        stated = model_description.read_notes(archive.notes) or layout.describe(archive, form, path, given)
         if located.entry:
             _check_entry(located.entry, name, stated.fields)
         loss = given.get("loss") or located.loss or stated.loss
@@ -164,7 +164,7 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
 
 def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     params, manifest = checkpoint.read_weights(located.path)
-    stated = description.check_description(manifest["model"])
+    stated = model_description.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
     _check_parameters(model, params)
     return model, tree.flatten(params)
@@ -176,7 +176,7 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
     If the adapters' file contains a head, it replaces the head of those weights.
     """
     arrays, notes = adapter.read()
-    stated, method = description.read_notes(notes), notes.get(peft.METHOD, resample)
+    stated, method = model_description.read_notes(notes), notes.get(peft.METHOD, resample)
     sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
     base = locate.locate_base(adapter)
     if stated:
@@ -265,7 +265,7 @@ def _in_words(model: Model) -> str:
 
 def _usual_loss(num_classes: int) -> str:
     """Returns the usual loss of heads with this number of classes: sigmoid for ImageNet-21k, else softmax."""
-    return "sigmoid" if num_classes > 1000 and class_names.class_names(num_classes) else "softmax"
+    return "sigmoid" if num_classes > 1000 and imagenet_classes.class_names(num_classes) else "softmax"
 
 
 def _wanted_parameters(model: Model) -> dict[str, jax.ShapeDtypeStruct]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.interop.archives.arrays import (
+from vit_jax.interop.archives.archive import (
     DTYPES,
     Archive,
     Header,

@@ -14,7 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from vit_jax.interop.archives.arrays import (
+from vit_jax.interop.archives.archive import (
     DTYPES,
     Archive,
     Header,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError, printable, tree, user_errors
-from vit_jax.interop import archives, description
-from vit_jax.interop.huggingface import hub, layout
+from vit_jax.interop import archives, model_description
+from vit_jax.interop.huggingface import hub, huggingface_layout
 from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.pytorch import json_text
@@ -275,7 +275,7 @@ def save_adapter(
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
         method = {} if resample == "auto" else {METHOD: resample}
-        notes = description.header_notes(model) | method | {DIGEST: digest}
+        notes = model_description.header_notes(model) | method | {DIGEST: digest}
         file = files.enter_context(atomic_write(folder / WEIGHTS))
         archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
         files.enter_context(atomic_write(folder / CONFIG)).write_text(json_text(described), encoding="utf-8")
@@ -335,18 +335,18 @@ def _tables(spec: ModelSpec) -> tuple[Any, ...]:
     one is None, which stands for our own names.
     """
     try:
-        form = layout.choose_form(spec)
+        form = huggingface_layout.choose_form(spec)
     except UserError:
         return (None,)  # there is no such model
     places = itertools.product((form.prefix, ""), (form.family in IN_MEMORY, False))
     forms = dict.fromkeys(form._replace(prefix=prefix, in_memory=in_memory) for prefix, in_memory in places)
-    return (*(layout.parameter_table(spec, each) for each in forms), None)
+    return (*(huggingface_layout.parameter_table(spec, each) for each in forms), None)
 
 
 def _family(spec: ModelSpec) -> str:
     """Returns the family of transformers to which a model belongs; empty if it belongs to none."""
     try:
-        return layout.choose_form(spec).family
+        return huggingface_layout.choose_form(spec).family
     except UserError:
         return ""
 

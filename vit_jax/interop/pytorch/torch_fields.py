@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop.array_shapes import image_sizes, matches, shape_of
-from vit_jax.interop.pytorch.names import Names
+from vit_jax.interop.pytorch.array_names import Names
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file has only the trained factors
 

@@ -1,3 +1,3 @@
-from . import bit_layout as bit_layout
-from . import config as config
-from . import layout as layout
+from . import timm_bit_layout as timm_bit_layout
+from . import timm_config as timm_config
+from . import timm_layout as timm_layout

@@ -26,8 +26,8 @@ Names: TypeAlias = tuple[tuple[str, str], ...]  # (our name of a layer, its name
 
 
 @dataclasses.dataclass(frozen=True)
-class BitLayout:
-    """What distinguishes one of the layouts from the others.
+class BitForm:
+    """The names in which the BiT files of one layout differ from those of the others, and the model that they hold.
 
     Attributes:
         name: the name of the layout, as `vit_jax.save` takes it.
@@ -65,7 +65,7 @@ class BitLayout:
 
 
 _UNIT = tuple((f"conv{i}", f"conv{i}") for i in (1, 2, 3, "_proj")) + tuple((f"norm{i}", f"gn{i}") for i in (1, 2, 3))
-RELEASED = BitLayout(
+RELEASED = BitForm(
     name="google",
     unit="pre_activation",
     border="zeros",
@@ -80,7 +80,7 @@ RELEASED = BitLayout(
     norm_kinds=("gamma", "beta"),
     head_ones=2,
 )
-BIG_VISION_PRE = BitLayout(
+BIG_VISION_PRE = BitForm(
     name="big_vision",
     unit="pre_activation",
     border="lowest",
@@ -90,7 +90,7 @@ BIG_VISION_PRE = BitLayout(
     unit_layers=_UNIT,
     norm_ones=3,
 )
-BIG_VISION_POST = BitLayout(
+BIG_VISION_POST = BitForm(
     name="big_vision",
     unit="post_activation",
     border="zeros",
@@ -99,79 +99,79 @@ BIG_VISION_POST = BitLayout(
     unit_name="block{stage}/unit{unit}",
     unit_layers=(*_UNIT, ("norm_proj", "gn_proj")),
 )
-BIT_LAYOUTS = (RELEASED, BIG_VISION_PRE, BIG_VISION_POST)
+BIT_FORMS = (RELEASED, BIG_VISION_PRE, BIG_VISION_POST)
 
 
-def detect_layout(names: Mapping[str, Any]) -> BitLayout | None:
-    """Returns the layout of arrays with these names, with the prefix of the file; None: they have another layout."""
+def detect_form(names: Mapping[str, Any]) -> BitForm | None:
+    """Returns the form of arrays with these names, with the prefix of the file; None: they have another layout."""
     plain = {_unnumbered(name) for name in names}
-    for layout in BIT_LAYOUTS:
-        own = "" if layout.prefix in OUTER else layout.prefix
+    for form in BIT_FORMS:
+        own = "" if form.prefix in OUTER else form.prefix
         for prefix in (outer + own for outer in OUTER):
-            if prefix + layout.root in plain:
-                return dataclasses.replace(layout, prefix=prefix)
+            if prefix + form.root in plain:
+                return dataclasses.replace(form, prefix=prefix)
     return None
 
 
-def parameter_table(spec: BitSpec, layout: BitLayout, names: Iterable[str] = ()) -> mapping.ParameterTable:
-    """Returns our name -> the arrays of a layout that the parameter consists of, for the parameters of a model.
+def parameter_table(spec: BitSpec, form: BitForm, names: Iterable[str] = ()) -> mapping.ParameterTable:
+    """Returns our name -> the arrays of a file that the parameter consists of, for the parameters of a model.
 
     Args:
         spec: the spec of the model.
-        layout: the layout of the file.
+        form: the form of the file.
         names: the names of the arrays in a file that is read. Numbers in them (`NUMBERED`) are kept in the table.
     """
-    actual = {_unnumbered(name).removeprefix(layout.prefix): name.removeprefix(layout.prefix) for name in names}
+    actual = {_unnumbered(name).removeprefix(form.prefix): name.removeprefix(form.prefix) for name in names}
     table: mapping.ParameterTable = {}
-    for ours, theirs in _layers(spec, layout):
+    for ours, theirs in _layers(spec, form):
         kinds, ones = {"kernel": "kernel"}, 0
         if "norm" in ours:
-            kinds, ones = dict(zip(("scale", "bias"), layout.norm_kinds, strict=True)), layout.norm_ones
+            kinds, ones = dict(zip(("scale", "bias"), form.norm_kinds, strict=True)), form.norm_ones
         for kind, their_kind in kinds.items():
             name = f"{theirs}/{their_kind}"
             table[f"{ours}/{kind}"] = Leaf(actual.get(name, name), ones)
     if spec.num_classes:
-        table["head/kernel"] = Leaf(layout.head, layout.head_ones)
-        table["head/bias"] = Leaf(layout.head.replace("kernel", "bias"))
+        table["head/kernel"] = Leaf(form.head, form.head_ones)
+        table["head/bias"] = Leaf(form.head.replace("kernel", "bias"))
     return table
 
 
-def _layers(spec: BitSpec, layout: BitLayout) -> Iterator[tuple[str, str]]:
+def _layers(spec: BitSpec, form: BitForm) -> Iterator[tuple[str, str]]:
     """Yields (our name, the name in the file) of every convolution and norm."""
-    yield from ((ours, theirs) for ours, theirs in layout.layers if ours != "head")
+    yield from ((ours, theirs) for ours, theirs in form.layers if ours != "head")
     for stage, units in enumerate(spec.stages, 1):
         for unit in range(1, units + 1):
-            for ours, theirs in layout.unit_layers:
+            for ours, theirs in form.unit_layers:
                 if unit == 1 or not ours.endswith("_proj"):
                     yield (
                         f"stage{stage}/unit{unit}/{ours}",
-                        f"{layout.unit_name.format(stage=stage, unit=unit)}/{theirs}",
+                        f"{form.unit_name.format(stage=stage, unit=unit)}/{theirs}",
                     )
 
 
-def read_layout(archive: Archive, layout: BitLayout, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
+def read_layout(archive: Archive, form: BitForm, spec: BitSpec, shapes: mapping.Shapes) -> dict[str, Any]:
     """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
     Raises:
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
-    return mapping.read_parameters(archive, parameter_table(spec, layout, archive), shapes, layout.prefix)
+    return mapping.read_parameters(archive, parameter_table(spec, form, archive), shapes, form.prefix)
 
 
-def to_layout(params: dict[str, Any], spec: BitSpec, layout: BitLayout) -> dict[str, np.ndarray]:
-    """Returns the arrays of a file in the layout that `choose_layout` returned."""
-    return mapping.file_views(parameter_table(spec, layout), params, layout.prefix)
+def to_layout(params: dict[str, Any], spec: BitSpec, form: BitForm) -> dict[str, np.ndarray]:
+    """Returns the arrays of a file of the form that `choose_form` returned."""
+    return mapping.file_views(parameter_table(spec, form), params, form.prefix)
 
 
-def choose_layout(spec: BitSpec, name: str) -> BitLayout:
-    """Returns the layout with a name that can express a model.
+def choose_form(spec: BitSpec, name: str) -> BitForm:
+    """Returns the form of the layout `name` that can express a model.
 
     Raises:
         UserError: there is none.
     """
-    for layout in BIT_LAYOUTS:
-        if (layout.name, layout.unit, layout.border) == (name, spec.unit, spec.border) and not spec.later_parts:
-            return layout
+    for form in BIT_FORMS:
+        if (form.name, form.unit, form.border) == (name, spec.unit, spec.border) and not spec.later_parts:
+            return form
     border = [f"the border {spec.border}"] if spec.unit == "pre_activation" else []
     what = " and ".join([f"{spec.unit} units", *spec.later_parts, *border])
     raise UserError(
@@ -179,24 +179,24 @@ def choose_layout(spec: BitSpec, name: str) -> BitLayout:
     )
 
 
-def infer_fields(archive: Archive, layout: BitLayout, given: tuple[int, int] | None = None) -> dict[str, Any]:
+def infer_fields(archive: Archive, form: BitForm, given: tuple[int, int] | None = None) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes.
 
     Args:
         archive: the arrays of a file.
-        layout: what `detect_layout` returned.
+        form: what `detect_form` returned.
         given: (height, width) of the images as the user states it; None: 224, since no array depends on it.
 
     Raises:
         UserError: an array from which a field is inferred has too few dimensions.
     """
-    headers = {_unnumbered(name).removeprefix(layout.prefix): archive[name] for name in archive}
+    headers = {_unnumbered(name).removeprefix(form.prefix): archive[name] for name in archive}
     return {
         "stages": array_shapes.count_units(headers, UNIT),
-        "width": array_shapes.shape_of(headers, layout.root)[-1],
-        "unit": layout.unit,
-        "border": layout.border,
-        "num_classes": array_shapes.shape_of(headers, layout.head)[-1] if layout.head in headers else 0,
+        "width": array_shapes.shape_of(headers, form.root)[-1],
+        "unit": form.unit,
+        "border": form.border,
+        "num_classes": array_shapes.shape_of(headers, form.head)[-1] if form.head in headers else 0,
         "resolution": given or (224, 224),
     }
 

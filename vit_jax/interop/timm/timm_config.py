@@ -154,7 +154,7 @@ def _read_names(content: Mapping[str, Any]) -> list[str] | None:
 
 
 def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns `config.json` -> its content, for a model that `timm.layout` can write.
+    """Returns `config.json` -> its content, for a model that `timm_layout` can write.
 
     Raises:
         UserError: timm has no architecture like the model, or cannot state its preprocessing.

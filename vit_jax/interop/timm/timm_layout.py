@@ -16,7 +16,7 @@ from vit_jax.interop import array_shapes, mapping
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import ParameterTable
 from vit_jax.interop.pytorch import MapNames, Names, RenamedArchive, model_leaves, torch_fields
-from vit_jax.interop.timm import bit_layout
+from vit_jax.interop.timm import timm_bit_layout
 from vit_jax.model import Model
 from vit_jax.models import ModelSpec, resnet_stride
 
@@ -142,7 +142,7 @@ def _stem_fields(archive: Mapping[str, Any]) -> dict[str, Any]:
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in archive]
     if not root:
         return {}
-    stages = array_shapes.count_units(archive, BACKBONE + bit_layout.UNIT)
+    stages = array_shapes.count_units(archive, BACKBONE + timm_bit_layout.UNIT)
     size = archive[f"{NAMES.patches}weight"].shape[2]
     width = array_shapes.shape_of(archive, root[0])[0]
     fields = {"stem": "resnet", "stages": stages, "stem_width": width, "stem_epsilons": "timm"}
@@ -212,9 +212,9 @@ def parameter_table(spec: ModelSpec) -> ParameterTable:
 
 def _stem_table(spec: ModelSpec) -> ParameterTable:
     stages = spec.stem.stages
-    table = bit_layout.convolution_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
+    table = timm_bit_layout.convolution_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
     for stage, unit, suffix in mapping.convolutions(stages):
         ours, theirs = f"stem/stage{stage}/unit{unit}", f"{BACKBONE}stages.{stage - 1}.blocks.{unit - 1}."
         names = ("downsample.conv", "downsample.norm") if suffix == "_proj" else (f"conv{suffix}", f"norm{suffix}")
-        table |= bit_layout.convolution_leaves(ours, theirs, suffix, *names)
+        table |= timm_bit_layout.convolution_leaves(ours, theirs, suffix, *names)
     return table

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from vit_jax import UserError, models, user_errors
 from vit_jax.config import EXECUTION
-from vit_jax.interop import class_names
+from vit_jax.interop import imagenet_classes
 from vit_jax.interop.pytorch import read_json, stated_kind
 from vit_jax.json_text import to_json
 from vit_jax.model import Model, create
@@ -50,7 +50,7 @@ class ModelDescription:
 
         Without `names`, a head with as many classes as ImageNet or ImageNet-21k is assumed to have those classes.
         """
-        known_names = names or class_names.class_names(fields["num_classes"])
+        known_names = names or imagenet_classes.class_names(fields["num_classes"])
         listed = list(known_names) if known_names else None
         return cls(models.model_name(fields), fields, preprocess, listed, loss, resample)
 

@@ -1,4 +1,4 @@
-"""The interface of a layout: how its files are recognised, described, read and written."""
+"""The interface of a layout of files: how they are recognised, described, read and written."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.interop.description import ModelDescription
+from vit_jax.interop.model_description import ModelDescription
 from vit_jax.model import Model
 
 
 @dataclass(frozen=True)
-class Format:
-    """A layout: the functions that recognise, read and write its files.
+class Layout:
+    """A layout of files of weights: the functions that recognise, read and write such files.
 
     The first argument of `detect`, `describe` and `read` is an open file (`archives.Archive`). They decide by the names
     and shapes of its arrays.

@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.mapping import Leaf, ParameterTable, Stack, of_blocks
-from vit_jax.interop.pytorch.names import MapNames, Names
+from vit_jax.interop.pytorch.array_names import MapNames, Names
 from vit_jax.models import ModelSpec
 
 Renaming = tuple[tuple[str, str], ...]  # pattern, replacement

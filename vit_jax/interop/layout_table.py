@@ -1,13 +1,13 @@
-"""The layouts that `load` and `save` know, in one table: name of a layout -> its `Format`."""
+"""The layouts that `load` and `save` know, in one table by name, and the choice of one."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax import UserError, choose
-from vit_jax.interop import description, own_layout, torch_files
+from vit_jax.interop import model_description, own_layout, torch_files
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.google import models
+from vit_jax.interop.google import google_files
 from vit_jax.interop.locate import MODEL_FILE
 from vit_jax.interop.pytorch import read_json
 from vit_jax.storage import expand_home
@@ -15,18 +15,18 @@ from vit_jax.storage import expand_home
 SUFFIXES = (".npz", ".safetensors")
 
 # In the order in which they are tried. Our own layout is the last: it accepts any file.
-FORMATS = {
-    "google": models.GOOGLE,
-    "big_vision": models.BIG_VISION,
+LAYOUTS = {
+    "google": google_files.GOOGLE,
+    "big_vision": google_files.BIG_VISION,
     "timm": torch_files.TIMM,
     "huggingface": torch_files.HUGGINGFACE,
     "ours": own_layout.OURS,
 }
 
 
-def detect_format(archive: Archive) -> tuple[str, Any]:
+def detect_layout(archive: Archive) -> tuple[str, Any]:
     """Returns the name of the layout of a file, and the form of the layout that the file has."""
-    forms = ((name, layout.detect(archive)) for name, layout in FORMATS.items())
+    forms = ((name, layout.detect(archive)) for name, layout in LAYOUTS.items())
     return next((name, form) for name, form in forms if form is not None)
 
 
@@ -65,7 +65,7 @@ def _check_description_or_absent(path: Path) -> None:
     """Raises UserError if there is a file that does not describe a model."""
     try:
         if path.exists():
-            description.check_description(read_json(path))
+            model_description.check_description(read_json(path))
     except UserError as error:
         why = "the file that is there does not describe a model"
         raise UserError(f"cannot write the description {path}: {why}; choose another name.") from error
@@ -76,21 +76,21 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
 
     Args:
         path: a local file that ends in one of `SUFFIXES`, or a folder.
-        layout: one of `FORMATS`; None: timm for a .safetensors file, else ours.
+        layout: one of `LAYOUTS`; None: timm for a .safetensors file, else ours.
 
     Raises:
         UserError: the layout is unknown, the path is neither such a file nor a folder, or the layout is not written
             into files with this suffix.
     """
     if layout is not None:
-        choose("layout", layout, FORMATS)
+        choose("layout", layout, LAYOUTS)
     local = expand_home(path)
     is_file = local.suffix in SUFFIXES and not str(path).endswith("/")
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
     if "://" in str(path) or not (is_folder or is_file):
         raise UserError(f"cannot write {path}: give a local path that ends in {' or '.join(SUFFIXES)}, or a folder.")
     name = layout or ("timm" if is_file and local.suffix == ".safetensors" else "ours")
-    allowed = FORMATS[name].suffixes
+    allowed = LAYOUTS[name].suffixes
     if is_file and local.suffix not in allowed:
         raise UserError(f"cannot write {path}: the {name} layout is written into {allowed[0]} files.")
     return Target(local / f"model{allowed[0]}" if is_folder else local, is_folder, name)

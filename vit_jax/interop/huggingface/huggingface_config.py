@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, printable
-from vit_jax.interop.huggingface import layout
+from vit_jax.interop.huggingface import huggingface_layout
 from vit_jax.interop.pytorch import (
     CONFIG_FILE,
     PublishedConfig,
@@ -170,7 +170,7 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     Raises:
         UserError: the layout cannot express the model or its preprocessing.
     """
-    value, kind = model.field, layout.choose_form(model.spec).family
+    value, kind = model.field, huggingface_layout.choose_form(model.spec).family
     height, width = model.image_size
     classes = value("num_classes")
     config: dict[str, Any] = {
