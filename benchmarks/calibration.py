@@ -18,7 +18,7 @@ from benchmarks.tpu import table
 from benchmarks.tpu_process import ROOT, compile_in_process
 from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.planning import CHIPS, parse_topology, plan_types
+from vit_jax.planning import CHIPS, compile_records, parse_topology
 from vit_jax.planning.calibration import MEASURED, find_band
 from vit_jax.planning.plan_table import format_band
 from vit_jax.planning.serialization import step_from_json
@@ -31,7 +31,7 @@ class Comparison:
     """A published run, and the compiler's report (with schedules) on a training step of the same sizes."""
 
     run: PublishedRun
-    executable: plan_types.Executable
+    executable: compile_records.Executable
 
     @property
     def kernel_cycles(self) -> float:

@@ -41,7 +41,7 @@ from configs import base
 from vit_jax import UserError, data, reason, sharding
 from vit_jax.config import parse_value, resolve_config
 from vit_jax.execution import attention
-from vit_jax.hardware.products import make_product_call
+from vit_jax.hardware.matmul_rate import make_product_call
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import MALLOPT_SETTINGS
 from vit_jax.macs import macs_per_image

@@ -1,4 +1,4 @@
-"""What the recipes of BiT share: the rows of Table 3, trained by Adam, and BiT's own pre-training by SGD.
+"""The common part of the recipes of BiT: the rows of Table 3, trained by Adam, and BiT's own pre-training by SGD.
 
 UNCONFIRMED: the paper does not say which of its authors' two forms its baselines have. The released one is chosen here;
 `--config.model.unit=post_activation` is the other. Both have the compute of Table 6.

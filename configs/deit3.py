@@ -1,4 +1,4 @@
-"""What the recipes of DeiT III (arXiv 2204.07118) on ImageNet-1k share: 800 epochs from scratch, then 20 at 224 pixels.
+"""The recipes of DeiT III (arXiv 2204.07118) on ImageNet-1k: 800 epochs from scratch, then 20 at 224 pixels.
 
 Values are those of the commands in facebookresearch/deit, README_revenge.md, and of the defaults of its main.py and
 models_v2.py. Their loss is the mean of the binary cross-entropies of 1000 classes, here the sum: `optim.eps` and

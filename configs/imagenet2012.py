@@ -1,4 +1,4 @@
-"""What the recipes on ImageNet-1k share: the data; and Table 3's row ViT-*.
+"""The common part of the recipes on ImageNet-1k: the data; and Table 3's row ViT-*.
 
 UNCONFIRMED, so chosen here, for Table 3's row: the sigmoid loss with smoothing 1e-4, the head bias -10 and the tanh
 layer are not in the paper but in its authors' recipe in scenic; the cosine ends at 0 as in the release, theirs at 1e-5;

@@ -1,4 +1,4 @@
-"""What the recipes on ImageNet-21k share: the data, the sigmoid loss, the head's bias; and Table 3's two rows.
+"""The common part of the recipes on ImageNet-21k: the data, the sigmoid loss, the head's bias; and Table 3's two rows.
 
 No prepared copy is public: `--config.data.source` names a folder of ArrayRecord files with one split, train, of which
 the first 51,200 images are held out, as in big_vision.

@@ -1,4 +1,4 @@
-"""What the rows of Table 3 on JFT-300M share: linear decay, weight decay 0.1, no dropout.
+"""The common part of the rows of Table 3 on JFT-300M: linear decay, weight decay 0.1, no dropout.
 
 JFT is not public: `--config.data.source` names a folder of ArrayRecord files with the splits train and test;
 `synthetic` runs the same program on random images.

@@ -21,8 +21,8 @@ from vit_jax.model import Model, create
 from vit_jax.paper import read_paper_runs
 from vit_jax.plan import plan_models
 from vit_jax.planning import STRATEGIES, PlanRequest, compile_in_subprocess, config_flags, flops, make_plan, plan_table
-from vit_jax.planning.inference import SIZES, InferenceFigure
-from vit_jax.planning.plan import Plan
+from vit_jax.planning.inference_plan import SIZES, InferenceFigure
+from vit_jax.planning.plan_records import Plan
 
 TABLE_6 = [run for run in read_paper_runs() if run.exaflops]
 # Each model takes ten compilations.

@@ -157,7 +157,7 @@ def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a command reads, as far as its words tell.
+    """The files that a command reads, as far as its words tell.
 
     Attributes:
         file: the config file, without its argument; empty: none.

@@ -1,4 +1,4 @@
-"""What all launchers share: a run, the flags that describe it, and the exit codes after which it is restarted."""
+"""The common part of all launchers: a run, the flags that describe it, and the exit codes that have it restarted."""
 
 import argparse
 import dataclasses

@@ -60,7 +60,7 @@ from vit_jax import (
 from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.field import rule_of
 from vit_jax.distributed import coordination, supervisor, watchdog
-from vit_jax.hardware import products
+from vit_jax.hardware import matmul_rate
 from vit_jax.planning import PlanRequest, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import timeout
@@ -233,7 +233,7 @@ def reader(place, monkeypatch):
     )
     # tests/test_measure.py runs all.
     monkeypatch.setattr(measure, "SECTIONS", {"products": measure.SECTIONS["products"]})
-    monkeypatch.setattr(products, "SIZES", products.SIZES[:1])
+    monkeypatch.setattr(matmul_rate, "SIZES", matmul_rate.SIZES[:1])
     monkeypatch.setenv("VIT_JAX_CACHE", str(place / "cache"))
 
 

@@ -64,7 +64,7 @@ def trained(config, start=None):
 
 @pytest.fixture(scope="module")
 def singles():
-    """What one device computes of `tiny`, once somebody asked."""
+    """The training of `tiny` on one device, in a list that is empty until a test needs it."""
     return []
 
 
@@ -322,7 +322,7 @@ def test_a_batch_is_split_over_all_but_the_tensor_axis(tiny):
 
 
 def chip(slice_index, index):
-    """What looks like a TPU device: number `index` of a slice of 2x2."""
+    """A stand-in for a TPU device: number `index` of a slice of 2x2."""
     fields = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "process_index": slice_index}
     place = {"slice_index": slice_index, "id": 4 * slice_index + index, "coords": [index % 2, index // 2, 0]}
     return Mock(spec=jax.Device, **fields | place)

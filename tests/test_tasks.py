@@ -30,7 +30,7 @@ def test_smoothing():
 
 
 def mixed_by(task, seeds, images, targets):
-    """What the task makes of the same batch in so many steps: images and targets, steps first."""
+    """The images and targets that the task makes of one batch in so many steps, steps first."""
     keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
     mixed = jax.jit(jax.vmap(lambda key: task.mix(key, images, targets)))(keys)
     return jax.tree.map(np.array, mixed)

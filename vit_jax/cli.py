@@ -1,4 +1,4 @@
-"""What the command lines share: errors become exit codes, and compiled programs are cached."""
+"""The common part of all command lines: errors become exit codes, and compiled programs are cached."""
 
 import contextlib
 import logging

@@ -30,7 +30,7 @@ def without_queries(text: str) -> str:
 
 
 class UserError(Exception):
-    """What the user can mend, such as usage, data, disk or store: commands print the sentence and exit with 2."""
+    """A fault that the user can mend, in usage, data, disk or store: commands print the sentence and exit with 2."""
 
     def __init__(self, sentence: str):
         """Keeps the sentence, `without_queries`."""

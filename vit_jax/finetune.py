@@ -48,7 +48,7 @@ FLAGS = ("--table=", "--datasets=", "--seeds=", "--config=", "--workdir=")
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneRequest:
-    """What a command line asks for.
+    """The fine-tunings that a command line asks for.
 
     Attributes:
         table: the number of the paper's table, "2", "5" or "6".

@@ -114,9 +114,9 @@ class Model:
         return self.spec
 
     def for_device(self, device_kind: str, images: int, tensor: int = 1) -> "Model":
-        """Returns the model with the fastest attention and MLP for a kind of device in place of `auto`.
+        """Returns the model with `attention=auto` and `mlp=auto` replaced by the fastest forms on a kind of device.
 
-        Any other model is returned unchanged. An attention pattern has no such choice.
+        Fields with another value stay as they are, and so does the attention of a model with an attention pattern.
 
         Args:
             device_kind: the kind of device, as JAX names it.

@@ -15,16 +15,16 @@ CLOSED = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal; what else fails m
 
 
 def escape_stdout() -> None:
-    """Makes stdout escape what its encoding does not have, as stderr does: no command ends for a name in a line."""
+    """Makes stdout escape characters that its encoding lacks, as stderr does, so that printing a name cannot fail."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # in a notebook it is not
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def ignore_closed_stderr() -> Iterator[None]:
-    """Ends the code inside, which prints to stderr, quietly if printing fails.
+    """Suppresses the error if the code inside cannot print to stderr.
 
-    If stderr is closed, what is printed to it later is discarded without an error.
+    If stderr is closed, it is redirected to the null device: later prints are discarded without an error.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def ignore_closed_stderr() -> Iterator[None]:
 
 @ignore_closed_stderr()
 def tell(text: str) -> None:
-    """Prints to stderr, `without_queries`, if anything reads it: no run ends for a line that nobody sees."""
+    """Prints a line to stderr, without the queries of URLs (`without_queries`); does nothing if stderr is closed."""
     print(without_queries(text), file=sys.stderr, flush=True)
 
 
@@ -49,7 +49,7 @@ def flush_stderr() -> None:
 
 @contextlib.contextmanager
 def ignore_closed_stdout() -> Iterator[None]:
-    """Ends what is inside quietly when the program that reads stdout has closed it, as `head` does.
+    """Suppresses the error if the code inside prints to a stdout whose reader has closed it, as `head` does.
 
     Raises:
         BrokenPipeError: another pipe or connection is closed.

@@ -1,4 +1,4 @@
-"""What the studies share: the few-shot evaluation of the paper, and the small forms, on CIFAR-10 and two CPU cores.
+"""The common part of the studies: the paper's few-shot evaluation, and the small forms, on CIFAR-10 and two CPU cores.
 
 The paper compares models that were pre-trained on JFT-300M, which is not public, mostly by 5-shot accuracy on ImageNet.
 The small forms, `:small=yes`, compare one epoch on CIFAR-10 (`--config.data.data_dir=FOLDER`) by the accuracy on its

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import tpu, tpu_check
 from tests.planning.builders import EXECUTABLE, make_compilation
-from vit_jax.planning.plan_types import StepSchedule
+from vit_jax.planning.compile_records import StepSchedule
 from vit_jax.planning.serialization import step_to_json
 
 

@@ -15,7 +15,7 @@ from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader
 from vit_jax.distributed import monitor
-from vit_jax.evals import classify
+from vit_jax.evals import task_metrics
 
 FOR_EVER = 3600
 
@@ -68,12 +68,12 @@ def slow_steps(seconds: str) -> None:
 
 def slow_evaluation(seconds: str) -> None:
     """Every batch of an evaluation takes some seconds more."""
-    evaluate = classify.evaluate
+    evaluate = task_metrics.evaluate
 
     def slowly(sums: Any, batches: Any, name: str, weights: Any, tick: Callable[[], None]) -> dict[str, float]:
         return evaluate(sums, batches, name, weights, lambda: (time.sleep(float(seconds)), tick())[0])
 
-    classify.evaluate = slowly
+    task_metrics.evaluate = slowly
 
 
 def large_evaluation(when: str) -> None:
@@ -82,7 +82,7 @@ def large_evaluation(when: str) -> None:
     def fail(*args: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.")
 
-    classify.evaluate = fail
+    task_metrics.evaluate = fail
 
 
 def many_hosts(count: str) -> None:

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.hardware.helpers import make_bench
 from vit_jax import UserError
-from vit_jax.hardware import collectives, published, steps
+from vit_jax.hardware import bus_bandwidth, published, steps
 from vit_jax.hardware.bench import Timing
 from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.planning import CHIPS, targets
@@ -31,15 +31,15 @@ def test_collectives_take_what_the_busiest_link_takes():
     """Four chips in a ring without a closing link on v5e: 50 GB/s a link and direction."""
     mesh = make_bench(devices=targets.find_devices("v5e:2x2", 1)).mesh
     size, link = 2**26, CHIPS["v5e"].ici_bandwidth / 4
-    seconds = collectives.predict_seconds(mesh, "data", "all-gather", size)
+    seconds = bus_bandwidth.predict_seconds(mesh, "data", "all-gather", size)
     assert seconds == pytest.approx(size * 3 / 4 / (2 * link))  # over both links of a chip
-    assert collectives.predict_seconds(mesh, "data", "all-reduce", size) == pytest.approx(2 * seconds)
-    assert collectives.predict_seconds(mesh, "data", "collective-permute", size) == pytest.approx(size / link)
-    assert collectives.predict_seconds(make_bench().mesh, "data", "all-gather", size) is None
+    assert bus_bandwidth.predict_seconds(mesh, "data", "all-reduce", size) == pytest.approx(2 * seconds)
+    assert bus_bandwidth.predict_seconds(mesh, "data", "collective-permute", size) == pytest.approx(size / link)
+    assert bus_bandwidth.predict_seconds(make_bench().mesh, "data", "all-gather", size) is None
 
 
 def test_bus_bytes_are_those_of_nccls_tests():
-    assert [collectives.bus_bytes(kind, 800, 4) for kind in collectives.KINDS] == [1200, 600, 600, 800]
+    assert [bus_bandwidth.bus_bytes(kind, 800, 4) for kind in bus_bandwidth.KINDS] == [1200, 600, 600, 800]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_collectives_compute_what_they_are_named_for():
     groups = x.reshape(2, 4, 8)
 
     def run(kind):
-        function, _ = collectives.KINDS[kind]
+        function, _ = bus_bandwidth.KINDS[kind]
         mapped = jax.shard_map(
             lambda x: function("fsdp", 4, x),
             mesh=mesh,

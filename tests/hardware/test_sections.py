@@ -10,7 +10,7 @@ from vit_jax import hardware, measure
 from vit_jax.data import loader
 from vit_jax.execution import AttentionSizes, attention
 from vit_jax.hardware import curve, steps
-from vit_jax.hardware.attention import compare_times
+from vit_jax.hardware.attention_forms import compare_times
 from vit_jax.hardware.bench import Timing
 
 SLOW = 0.3  # seconds that a step takes longer

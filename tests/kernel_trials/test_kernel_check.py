@@ -10,8 +10,8 @@ import pytest
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
 from vit_jax import kernels, predict, program
 from vit_jax.execution import AttentionSizes, attention, attention_sizes, comparison
-from vit_jax.kernel_trials import check
-from vit_jax.kernel_trials.check import check_kernels
+from vit_jax.kernel_trials import correctness
+from vit_jax.kernel_trials.correctness import check_kernels
 from vit_jax.kernels import Packing
 from vit_jax.model import create
 from vit_jax.storage import cache as cache_folder
@@ -109,7 +109,7 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
 def test_forms_that_are_right_are_within_the_tolerance(kind):
     spec = create("ViT-mu/8", attention=kind, dtype="bfloat16").spec
     found = comparison.measure_differences(spec, jax.devices()[0])
-    assert all(value < check.TOLERANCE / 2 for value in found.values())
+    assert all(value < correctness.TOLERANCE / 2 for value in found.values())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_kernel_that_changes_queries_is_within_the_tolerance(fields):
     with kernels.interpret_kernels():
         found = comparison.measure_differences(spec, jax.devices()[0])
     assert "the gradient of the norms" in found
-    assert all(value < check.TOLERANCE for value in found.values()), found
+    assert all(value < correctness.TOLERANCE for value in found.values()), found
 
 
 def test_every_form_of_the_kernel_is_compared_by_itself():
@@ -137,7 +137,7 @@ def test_forms_that_are_wrong_are_not():
         operands = comparison.draw_operands(sizes)
         packing = Packing(sizes.tokens, images, kernels.round_up(images * sizes.tokens, 8))
         found = jax.jit(functools.partial(comparison.compare, form, packing))(*operands)
-        return [float(value) > check.TOLERANCE for value in found.values()]
+        return [float(value) > correctness.TOLERANCE for value in found.values()]
 
     def without_mask(x, kernel, bias, packing, change):
         every_row = Packing(packing.rows, 1, packing.rows)

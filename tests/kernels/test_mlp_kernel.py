@@ -12,7 +12,7 @@ import pytest
 from vit_jax import kernels, sharding
 from vit_jax.execution import DeviceOps, measure_mlp_differences
 from vit_jax.execution.choose import allows_fused_mlp
-from vit_jax.kernel_trials import check
+from vit_jax.kernel_trials import correctness
 from vit_jax.kernels.mlp_shape import MAX_ROWS, MlpSizes, choose_step, mlp_vmem_bytes
 from vit_jax.model import create
 from vit_jax.models.block import Block
@@ -179,7 +179,9 @@ def test_the_trial_of_a_kernel_that_is_right_is_within_the_tolerance(dtype):
     spec = create("ViT-mu/16", dtype=dtype, **SMALL).spec
     with kernels.interpret_kernels():
         found = measure_mlp_differences(spec, jax.devices()[0])
-    assert len(found) == 7 and np.max(list(found.values())) < (2e-6 if dtype == "float32" else check.TOLERANCE / 2)
+    assert len(found) == 7 and np.max(list(found.values())) < (
+        2e-6 if dtype == "float32" else correctness.TOLERANCE / 2
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 2e-5), (jnp.bfloat16, 1e-2)])

@@ -10,7 +10,7 @@ from tests.models.test_models import apply, images_of, params_of, tiny
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop, kernels, tree
 from vit_jax.execution import measure_differences
-from vit_jax.kernel_trials.check import TOLERANCE
+from vit_jax.kernel_trials.correctness import TOLERANCE
 from vit_jax.model import create, parameter_shapes
 from vit_jax.models.position import relative_table
 from vit_jax.models.resampling import TABLES, resample_relative

@@ -9,8 +9,8 @@ from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, plan
 from vit_jax.monitoring import Start
 from vit_jax.planning import goodput, plan_table, planner, serialization
+from vit_jax.planning.compile_records import PlanRequest
 from vit_jax.planning.goodput import FAILURE_RATES, Faults, Restart
-from vit_jax.planning.plan_types import PlanRequest
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])

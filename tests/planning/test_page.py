@@ -8,8 +8,8 @@ from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, analysis, plan
 from vit_jax.planning import estimate, parts, plan_page, plan_table
-from vit_jax.planning.plan import Advice, LargestBatch, Plan
-from vit_jax.planning.plan_types import EvaluationReport, Exchange, StepSchedule
+from vit_jax.planning.compile_records import EvaluationReport, Exchange, StepSchedule
+from vit_jax.planning.plan_records import Advice, LargestBatch, Plan
 
 
 def make_plan(required=500, **fields):

@@ -15,8 +15,8 @@ from vit_jax.config import parse_command_line
 from vit_jax.planning import chips, estimate, plan_table, serialization
 from vit_jax.planning.calibration import RatioBand, find_band
 from vit_jax.planning.command import training_command
-from vit_jax.planning.plan import Advice, Estimate, LargestBatch, Plan, RunEstimate
-from vit_jax.planning.plan_types import EvaluationReport, Exchange, PlanRequest, StepSchedule
+from vit_jax.planning.compile_records import EvaluationReport, Exchange, PlanRequest, StepSchedule
+from vit_jax.planning.plan_records import Advice, Estimate, LargestBatch, Plan, RunEstimate
 
 
 def compiled_for(tpu, cycles, collectives, **fields):

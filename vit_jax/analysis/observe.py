@@ -1,4 +1,4 @@
-"""What a model does with images, batch by batch: the attention of no more than one batch is in memory at a time."""
+"""Observes a model on images, batch by batch: the attention of no more than one batch is in memory at a time."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ MOST_IMAGES = 16  # most images of a device at a time: more are no faster
 
 @dataclasses.dataclass(frozen=True)
 class Observations:
-    """What a model did with images.
+    """The observations of a model on images.
 
     Averages are over all images. Arrays with an axis `images` have only the first `KEPT_IMAGES` of them.
 

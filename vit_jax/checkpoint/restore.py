@@ -24,7 +24,7 @@ ManifestCheck = Callable[[dict[str, Any]], object]
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a run is resumed from.
+    """The checkpoint from which a run is resumed.
 
     Attributes:
         step: the number of updates that the run had made.

@@ -12,7 +12,7 @@ Evaluations = Mapping[str, Mapping[str, str]]  # name of an evaluation -> fields
 
 @dataclasses.dataclass(frozen=True)
 class ScoreDefinition:
-    """What a score says. Scores with different definitions cannot be compared.
+    """The definition of a score. Scores with different definitions cannot be compared.
 
     Attributes:
         metric: the name of the metric, with its evaluation: `test/accuracy`.

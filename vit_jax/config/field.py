@@ -8,7 +8,7 @@ from typing import Any
 
 
 class OnResume(enum.Enum):
-    """What happens when a run is resumed with another value of a field."""
+    """The rules for a run that is resumed with another value of a field."""
 
     ACCEPTED = "the run continues; the change is logged"
     DATA = "the run continues if data.accept_change is set"
@@ -16,7 +16,7 @@ class OnResume(enum.Enum):
 
 
 class Affects(enum.Enum):
-    """What a field of the model's group affects."""
+    """The effects that a field of the model's group may have."""
 
     WEIGHTS = "which arrays there are and what they compute: weights to start from must agree"
     HEAD = "the same of the head: weights to start from must agree if their head is kept"
@@ -25,7 +25,7 @@ class Affects(enum.Enum):
 
 
 class Place(enum.Enum):
-    """What a field names that lies in files, which another machine may lack."""
+    """The kinds of files that a field may name, which another machine may lack."""
 
     SOURCE = "a data source"
     WEIGHTS = "weights, by path or by published name"
@@ -88,7 +88,7 @@ class Field:
 
     @property
     def rule(self) -> OnResume:
-        """What happens when a run is resumed with another value of this field."""
+        """The rule for a run that is resumed with another value of this field."""
         return self.on_resume or rule_of(self.name, self.affects)
 
 

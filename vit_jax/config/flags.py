@@ -27,7 +27,7 @@ KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class CommandLine:
-    """What a command line asks for.
+    """The run that a command line asks for.
 
     Attributes:
         config: the configuration of the recipe, with the fields that the command line sets.

@@ -16,7 +16,7 @@ FAULT_BYTES = 500  # of the sentence on an unreadable image
 
 @runtime_checkable
 class ExampleSource(Protocol):
-    """What the loader needs of a `sources.Source`."""
+    """The part of a `sources.Source` that the loader needs."""
 
     @property
     def max_labels(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What a config states about its data, and what the opened data adds: shapes, counts and class names."""
+"""The shapes, counts and class names of a run's data: those that a config states, and those of the opened data."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,7 @@ class DataSpec:
 
 @dataclasses.dataclass(frozen=True)
 class DataInfo:
-    """What is known only once the data is open.
+    """The facts about the data that are known only once the data is open.
 
     Attributes:
         class_names: the names of the classes in the order of the labels, or None.

@@ -1,4 +1,4 @@
-"""What orders of examples in shards have in common: they state when a reader needs which shards."""
+"""The interface of orders of examples in shards: they state when a reader needs which shards."""
 
 import abc
 from typing import NamedTuple

@@ -23,7 +23,7 @@ Slots: TypeAlias = Int64[np.ndarray, " slots"]
 
 
 class _Pass(NamedTuple):
-    """What a reader reads in an epoch.
+    """The examples that a reader reads in an epoch, in their order.
 
     Attributes:
         epoch: the number of the epoch.

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, errors_of, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.data.sources import Source, have_same_classes
-from vit_jax.evals import classify
+from vit_jax.evals import task_metrics
 from vit_jax.evals.class_maps import check_names
 from vit_jax.evals.frozen import evaluate_frozen
 from vit_jax.evals.outputs import OutputCache, Tick, compute_outputs, count_nonfinite, output_key, refuse_nonfinite
@@ -94,9 +94,9 @@ def evaluate_head(
 ) -> dict[str, float]:
     """Returns `<name>/<metric>` of the head's predictions. Logits in the cache are used; none are added to it."""
     if (known := cache.get(output_key("logits", batches))) is None:
-        return classify.evaluate(program.eval_step, batches, name, params, tick)
+        return task_metrics.evaluate(program.eval_step, batches, name, params, tick)
     sums = jax.jit(lambda params, batch: sums_of_outputs(program.task, batch["logits"], batch["label"], batch["mask"]))
-    return classify.evaluate(sums, classify.split_logits(*known, batches.batch), name, params, tick)
+    return task_metrics.evaluate(sums, task_metrics.split_logits(*known, batches.batch), name, params, tick)
 
 
 def evaluate_predictions(

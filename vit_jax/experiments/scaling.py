@@ -24,7 +24,7 @@ BASE = "base"  # the name of the line whose points belong to all other lines
 
 @dataclasses.dataclass(frozen=True)
 class ScalingPlot:
-    """What to plot.
+    """A choice of what to plot.
 
     Attributes:
         metric: the metric on the vertical axis; None: the `checkpoint.best_metric` of each run.

@@ -1,4 +1,4 @@
-"""What the devices here do, measured beside what they should do."""
+"""Measurements of the devices here, each beside the speed that the device should have."""
 
 import lazy_loader
 

@@ -1,6 +1,6 @@
-from .attention import measure_attention as measure_attention
+from .attention_forms import measure_attention as measure_attention
 from .bench import Bench as Bench
-from .collectives import measure_collectives as measure_collectives
+from .bus_bandwidth import measure_collectives as measure_collectives
 from .curve import measure_curve as measure_curve
 from .loading import measure_loading as measure_loading
 from .machine_record import MachineRecord as MachineRecord
@@ -12,10 +12,10 @@ from .machine_record import write_record as write_record
 from .machine_report import format_off as format_off
 from .machine_report import format_row as format_row
 from .machine_report import hardware_page as hardware_page
+from .matmul_rate import measure_products as measure_products
 from .measurement import Measurement as Measurement
 from .measurement import merge_hosts as merge_hosts
-from .memory import measure_memory as measure_memory
-from .products import measure_products as measure_products
+from .memory_bandwidth import measure_memory as measure_memory
 from .saving import measure_saving as measure_saving
 from .steps import measure_steps as measure_steps
 from .workloads import FIELDS as FIELDS

@@ -1,4 +1,4 @@
-"""What to do about a quantity that is off: the flags of `vit_jax.main`, or the command, that avoid it."""
+"""Advice for a quantity that is off: the flags of `vit_jax.main`, or the command, that avoid it."""
 
 from collections.abc import Mapping
 

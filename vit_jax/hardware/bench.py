@@ -1,4 +1,4 @@
-"""What every measurement is given: the devices, the time that is left, the hosts, a clock."""
+"""The argument of every measurement: the devices, the time that is left for them, the hosts, a clock."""
 
 import dataclasses
 import statistics
@@ -37,7 +37,7 @@ class Timing(NamedTuple):
 
 @dataclasses.dataclass
 class Bench:
-    """What is measured on, and how long that may take.
+    """The devices to measure, and how long the measurements may take.
 
     Attributes:
         config: the configuration that all programs share, with the fields that the command line sets.

@@ -1,4 +1,4 @@
-"""What the makers of accelerators state about them."""
+"""The speeds and sizes that the makers of accelerators state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

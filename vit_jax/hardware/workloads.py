@@ -40,7 +40,7 @@ SHRINK = 4  # from one number of images to the next smaller one
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStepCycles:
-    """What the compiler for TPUs says of a step; a row of schedules.csv, which `benchmarks.tpu` compiled.
+    """The schedule of a step by the compiler for TPUs; a row of schedules.csv, which `benchmarks.tpu` compiled.
 
     Attributes:
         topology: the slice.

@@ -62,8 +62,8 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes, pre
     """
     if absent := [name for name in table if name not in shapes]:
         raise UserError(
-            f"models of this layout have {absent[0]}, but one with the given fields has not; leave out the field that "
-            "changes it"
+            f"every file of this layout holds {absent[0]}, but a model with the given fields has no such parameter; "
+            "leave out the field that removes it"
         )
     for name in table:
         if math.prod(shapes[name]) > MAX_ELEMENTS:

@@ -78,15 +78,15 @@ def restore_model(description: object) -> Model:
 
 
 def check_description(description: Any) -> ModelDescription:
-    """Returns the description that parsed JSON contains.
+    """Returns the description of a model in parsed JSON, which may come from a stranger.
 
     Raises:
         UserError: a field is missing or has another type.
     """
-    known = isinstance(description, dict)
-    if known:
-        description = {"resample": "linear"} | description  # which earlier versions did not state
-    if not known or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
+    is_object = isinstance(description, dict)
+    if is_object:
+        description = {"resample": "linear"} | description  # earlier versions did not state it
+    if not is_object or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
         raise UserError(f"the description of the model must have the fields {', '.join(TYPES)}")
     if not all(isinstance(name, str) for name in description.get("class_names") or ()):
         raise UserError("the class names in the description of the model must be strings")

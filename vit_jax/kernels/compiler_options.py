@@ -1,4 +1,4 @@
-"""Options of the compiler, and what it must be kept from, by kind of device.
+"""Options of the compiler by kind of device, and a barrier against one of its optimizations.
 
 The options are passed to `jax.jit(..., compiler_options=...)`, where libtpu accepts all flags that matter to a step.
 """

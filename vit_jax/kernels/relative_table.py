@@ -56,9 +56,11 @@ def table_rows(packing: Packing, head_dim: int) -> int:
 
 
 def spread_table(table: Float[Array, "*heads offsets head_dim"], packing: Packing) -> Float[Array, "rows lanes"]:
-    """Returns the table whose row r is that of the offset 128 x blocks - 1 - r, for all offsets that a kernel meets.
+    """Returns the table of relative positions as the attention kernels read it, with a row for every offset they meet.
 
-    To the right of each row lie the rows after it (`count_phases`), and then those of the other heads.
+    Row r belongs to the offset 128 x blocks - 1 - r, where `blocks` is the number of blocks of 128 queries. So offsets
+    fall from row to row. Besides its own channels, row r holds those of the following rows, `count_phases` rows in
+    all; then come the same of the other heads, if each head has a table.
 
     Args:
         table: a row for each offset (place of the query - place of the key), the lowest first. The first and the last

@@ -1,4 +1,4 @@
-"""What this machine has: packages, accelerators, the cluster around it, memory and disks.
+"""The machine that runs this process: packages, accelerators, the cluster around it, memory and disks.
 
 Only `hardware.py` and `program_memory.py` import jax.
 """

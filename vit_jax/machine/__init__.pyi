@@ -9,7 +9,7 @@ from .hardware import count_cores as count_cores
 from .hardware import describe_hardware as describe_hardware
 from .jax_settings import check_settings as check_settings
 from .jax_settings import reset_settings as reset_settings
-from .kernels import check_kernel as check_kernel
+from .kernel_check import check_kernel as check_kernel
 from .memory import free_host_memory as free_host_memory
 from .memory import host_memory as host_memory
 from .open_files import raise_open_files_limit as raise_open_files_limit

@@ -1,4 +1,4 @@
-"""What a check of this machine finds."""
+"""The results of checks of this machine."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a model adds to equations 5 to 7: norms and rotation of queries and keys, terms of the scores."""
+"""The additions of later models to equations 5 to 7: norms and rotation of queries and keys, terms of the scores."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

@@ -36,7 +36,7 @@ def standardise_as_timm(kernel: Kernel) -> Kernel:
 
 
 class Epsilons(NamedTuple):
-    """What a ResNet adds to the standard deviations of weights and to the variances of norms."""
+    """The constants that a ResNet adds to the standard deviations of weights and to the variances of norms."""
 
     standardise: Callable[[Kernel], Kernel]  # standardises the kernels of the convolutions
     norm: float  # the epsilon of GroupNorm

@@ -1,4 +1,4 @@
-"""What a run reports: metrics, logs, profiles."""
+"""The reports of a run: metrics, logs, profiles."""
 
 import lazy_loader
 

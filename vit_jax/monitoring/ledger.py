@@ -18,7 +18,7 @@ RESULTS_TIMEOUT_SECONDS = 10.0
 
 
 class Category(enum.StrEnum):
-    """What a second of a run is spent on. Only the seconds of the first host count."""
+    """The activities among which the seconds of a run are divided. Only the seconds of the first host count."""
 
     STEP = "step"  # training, each step once: what the run is for
     DATA = "waiting for data"  # the devices have nothing to do, as the next batch is not read yet

@@ -1,4 +1,4 @@
-"""What lies in the folder of a run, finished or not: its configuration, metrics, processes, plan and saved outputs."""
+"""The contents of the folder of a run, finished or not: configuration, metrics, processes, plan and saved outputs."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ CONFIG, HISTORY, PLAN, MISTAKES = "config.json", "history.json", "plan.json", ".
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """What the folder of a run says about it.
+    """A run as its folder describes it.
 
     Attributes:
         name: the name of the run.

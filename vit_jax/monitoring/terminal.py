@@ -1,4 +1,4 @@
-"""What a run shows on stderr: lines, and in a terminal a progress bar below them."""
+"""The output of a run on stderr: lines, and in a terminal a progress bar below them."""
 
 import sys
 

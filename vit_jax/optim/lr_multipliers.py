@@ -22,7 +22,7 @@ Multiplier: TypeAlias = float | Float[np.ndarray, " depth"]  # an array for a st
 
 @dataclasses.dataclass(frozen=True)
 class LrMultipliers:
-    """What the learning rate of each parameter is multiplied by: the factor of its depth times the factor of its name.
+    """The factors of the parameters' learning rates: for each parameter the factor of its depth times that of its name.
 
     With `layer_decay` d and N blocks, the factor of depth is d^(N + 1) before the blocks, d^(N - i) in block i (from
     0), and 1 after them: the layers of BEiT (arXiv 2106.08254) and MAE (arXiv 2111.06377, appendix A.1). Where the

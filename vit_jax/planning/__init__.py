@@ -1,4 +1,4 @@
-"""What a run needs and how long it takes, found by compiling it."""
+"""Plans: the memory, the time and the communication of a run, found by compiling it."""
 
 import lazy_loader
 

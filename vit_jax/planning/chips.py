@@ -9,7 +9,7 @@ from vit_jax import UserError, choose
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What one chip can do; speeds are Google's published figures (cloud.google.com/tpu/docs, one page per chip).
+    """A kind of chip: sizes, and speeds as Google publishes them (cloud.google.com/tpu/docs, one page per chip).
 
     Attributes:
         flops: peak operations per second, in bfloat16.
@@ -114,7 +114,7 @@ class Slice:
 
     @property
     def chip(self) -> Chip:
-        """What each chip can do."""
+        """The kind of all chips of the slice."""
         return CHIPS[self.kind]
 
     @property

@@ -14,7 +14,7 @@ from typing import IO, Any
 from vit_jax import UserError, printable
 from vit_jax.planning import targets
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.plan_types import Compilation, PlanRequest
+from vit_jax.planning.compile_records import Compilation, PlanRequest
 from vit_jax.planning.schedules import dump_environment
 from vit_jax.planning.serialization import compilation_from_json
 

@@ -1,4 +1,4 @@
-"""What the devices exchange: the collectives of a compiled program, read from its text."""
+"""The collectives of a compiled program, by which its devices exchange arrays, read from its text."""
 
 import dataclasses
 import math

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from vit_jax.data import sources
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.plan_types import PlanRequest, Workload
+from vit_jax.planning.compile_records import PlanRequest, Workload
 
 TFDS_SOURCE = re.compile(r"\b(tfds|vtab):")  # also as a part of a mixture
 

@@ -7,7 +7,7 @@ import jax
 
 from vit_jax import UserError
 from vit_jax.planning import chips, collectives, hlo, schedules
-from vit_jax.planning.plan_types import Exchange, Executable
+from vit_jax.planning.compile_records import Exchange, Executable
 
 # How the TPUs' compiler states the memory that a program needs: in all, or beside its arguments.
 TOTAL_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm")
@@ -24,7 +24,7 @@ def read_executable(
 
     Args:
         executable: the compiled program.
-        target: see `plan_types.Request`.
+        target: see `compile_records.PlanRequest`.
         devices: the devices of the program, in the order of the mesh.
         dumps: the schedules of the program's operations.
     """

@@ -17,7 +17,7 @@ from vit_jax.kernels import Options
 from vit_jax.macs import jaxpr_macs
 from vit_jax.planning import compiled, schedules, serialization
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.plan_types import Executable, StepReport
+from vit_jax.planning.compile_records import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
 from vit_jax.tree import ArrayTree
 
@@ -49,7 +49,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Compi
     Args:
         function: the function to compile.
         mesh: the mesh of its devices.
-        target: see `plan_types.Request`.
+        target: see `compile_records.PlanRequest`.
         measure: what is asked about it.
 
     Raises:

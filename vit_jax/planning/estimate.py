@@ -7,9 +7,9 @@ from vit_jax.macs import training_flops
 from vit_jax.paper import read_paper_runs
 from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
+from vit_jax.planning.compile_records import Compilation, Workload
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
-from vit_jax.planning.plan import Estimate, RunEstimate, ScheduleEstimate
-from vit_jax.planning.plan_types import Compilation, Workload
+from vit_jax.planning.plan_records import Estimate, RunEstimate, ScheduleEstimate
 
 # Number of images in the recipe's training split -> the data set, as in `PaperRun.pretraining`.
 PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}

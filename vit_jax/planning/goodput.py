@@ -28,7 +28,7 @@ ASSUMED = "Llama 3"  # the rate that plans assume: it counts whatever interrupts
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """What failures and saves cost a run; all in seconds.
+    """The costs of failures and of saves to a run, all in seconds.
 
     Attributes:
         save: the time for which a save holds up training.
@@ -58,7 +58,7 @@ MEASURED_ON_CPU = Restart(save=0.3, detecting=70.0, starting=1.6, restoring=2.6,
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """What a plan assumes of failures.
+    """The assumptions of a plan about failures.
 
     Attributes:
         per_1000_host_days: the number of failures in 1,000 host-days.

@@ -3,8 +3,8 @@
 All numbers are those of one chip (or device).
 """
 
-from vit_jax.planning.plan import Plan
-from vit_jax.planning.plan_types import Compilation, Workload
+from vit_jax.planning.compile_records import Compilation, Workload
+from vit_jax.planning.plan_records import Plan
 
 Parts = dict[str, float]
 

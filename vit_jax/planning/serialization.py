@@ -9,8 +9,7 @@ import dataclasses
 import json
 from typing import Any, TypeVar
 
-from vit_jax.planning.plan import Plan
-from vit_jax.planning.plan_types import (
+from vit_jax.planning.compile_records import (
     Compilation,
     EvaluationReport,
     Exchange,
@@ -19,6 +18,7 @@ from vit_jax.planning.plan_types import (
     StepSchedule,
     Workload,
 )
+from vit_jax.planning.plan_records import Plan
 
 Json = dict[str, Any]
 ReportT = TypeVar("ReportT")

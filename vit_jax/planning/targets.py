@@ -1,4 +1,4 @@
-"""What a program is compiled for: a TPU slice that need not be here, `v5e:2x4`, or this machine's `cpu` or `gpu`."""
+"""The targets of compilation: a TPU slice that need not be here, `v5e:2x4`, or this machine's `cpu` or `gpu`."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from jax.experimental import topologies
 
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
-from vit_jax.planning.plan_types import PlanRequest
+from vit_jax.planning.compile_records import PlanRequest
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.

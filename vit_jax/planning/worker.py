@@ -21,8 +21,8 @@ from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.macs import macs_per_image
 from vit_jax.planning import flops, targets
+from vit_jax.planning.compile_records import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
 from vit_jax.planning.compiler import CompileDetail, Function, compile_function, device_bytes
-from vit_jax.planning.plan_types import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
 from vit_jax.planning.serialization import compilation_to_json
 from vit_jax.program import Program, program_without_data
 from vit_jax.training import load_teacher

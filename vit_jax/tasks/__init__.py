@@ -1,4 +1,4 @@
-"""What a model is trained for: what a task reads from a batch, the head that it needs, its losses and its metrics."""
+"""Tasks, for which models are trained: the arrays of a batch that each reads, its head, its losses and its metrics."""
 
 import lazy_loader
 

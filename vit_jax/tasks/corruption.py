@@ -10,7 +10,7 @@ Keys: TypeAlias = Key[Array, " batch"]
 
 
 class Corruption(NamedTuple):
-    """What happens to each patch of each image, in raster order.
+    """The corruption of each patch of each image, in raster order.
 
     Attributes:
         corrupted: the patch is to be predicted.

@@ -1,4 +1,4 @@
-"""What is predicted of a patch (appendix B.1.2): its mean colour, 4 x 4 colours, or its pixels.
+"""The targets of masked patch prediction (appendix B.1.2): a patch's mean colour, 4 x 4 colours, or its pixels.
 
 A colour has 3 bits a channel. UNCONFIRMED in the paper, so chosen here: a channel's 3 bits are floor(8 x) of its mean x
 in [0, 1], 1 becoming 7; a patch is downsized to 4 x 4 by the mean of each part; the losses of the 16 colours, and of
@@ -23,7 +23,7 @@ OfPatches: TypeAlias = Float[Array, "batch patches"]
 
 
 class PatchTarget(Protocol):
-    """What a model predicts of a masked patch. `TARGETS` has the three forms."""
+    """The target that a model predicts for a masked patch. `TARGETS` has the three forms."""
 
     def outputs(self, patch_size: int) -> int:
         """Returns the number of outputs for a patch of `patch_size` pixels on a side."""

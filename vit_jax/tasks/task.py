@@ -11,7 +11,7 @@ Targets: TypeAlias = Any  # arrays with the rows of the batch, of which only the
 
 @runtime_checkable
 class Task(Protocol):
-    """What a model is trained for. Training, evaluation, resuming, planning and export use what is defined here."""
+    """The objective of a training. Training, evaluation, resuming, planning and export use only this interface."""
 
     @property
     def kind(self) -> str:

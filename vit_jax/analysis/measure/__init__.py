@@ -1,4 +1,4 @@
-"""What a model does inside, as functions of arrays: attention, representations, gradients and parameters."""
+"""Measures of the inside of a model, as functions of arrays: attention, representations, gradients and parameters."""
 
 import lazy_loader
 

@@ -1,10 +1,10 @@
-from .attention import attention_distance as attention_distance
-from .attention import attention_entropy as attention_entropy
-from .attention import attention_rollout as attention_rollout
-from .attention import query_maps as query_maps
-from .attention import uniform_distance as uniform_distance
-from .gradients import class_saliency as class_saliency
+from .attention_maps import attention_distance as attention_distance
+from .attention_maps import attention_entropy as attention_entropy
+from .attention_maps import attention_rollout as attention_rollout
+from .attention_maps import query_maps as query_maps
+from .attention_maps import uniform_distance as uniform_distance
 from .parameters import embedding_filters as embedding_filters
 from .parameters import pixel_filters as pixel_filters
 from .parameters import position_similarity as position_similarity
 from .representations import linear_cka as linear_cka
+from .saliency import class_saliency as class_saliency

@@ -1,4 +1,4 @@
-"""What the parameters alone show: what a model has learned about pixels and places. No images are needed."""
+"""Measures of the parameters alone: the filters and position embeddings that a model has learned, without images."""
 
 from typing import Any
 

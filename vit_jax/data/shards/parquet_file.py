@@ -19,7 +19,7 @@ _changing = threading.Lock()
 
 
 class Footer(NamedTuple):
-    """What the end of a file states.
+    """The facts about a Parquet file that its last bytes, the footer, state.
 
     Attributes:
         rows: the number of rows.

@@ -83,7 +83,17 @@ def describe_shards(
 
 
 def check_record(record: bytes, name: str, num_classes: int, max_labels: int | None) -> None:
-    """Raises UserError if a record has no readable image or wrong labels; messages call the record `name`."""
+    """Checks that a record has a readable image and labels below `num_classes`, at most `max_labels` of them.
+
+    Args:
+        record: the serialised example.
+        name: the record in words, for the message.
+        num_classes: the number of classes.
+        max_labels: the most labels of an image; None: an image has one label.
+
+    Raises:
+        UserError: it has not.
+    """
     with user_errors(f"cannot read {name}", ValueError):
         image, labels = tf_example.parse_example(record)
     check_labels(labels, name, num_classes, max_labels)

@@ -46,7 +46,7 @@ class Duplicate:
 
 @dataclasses.dataclass(frozen=True)
 class ShardEntry:
-    """What the manifest states about a shard.
+    """The entry of a shard in the manifest.
 
     Attributes:
         name: the name of its file.
@@ -81,7 +81,7 @@ class ShardEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What is known of a set of shards without opening them.
+    """The facts about a set of shards that are known without opening them.
 
     Attributes:
         name: the name of the data set.

@@ -84,10 +84,15 @@ def name_splits(names: Sequence[str]) -> dict[str, str]:
 
 
 def resolve_name(name: str, existing: Collection[str], what: str = "split") -> str:
-    """Returns the existing whole split of a name; `val`, `valid` and `validation` find one another.
+    """Returns the existing whole split that a name stands for; `val`, `valid` and `validation` are the same split.
+
+    Args:
+        name: the name that the user gave.
+        existing: the names of the existing splits.
+        what: the noun for the message, such as "split".
 
     Raises:
-        UnknownSplit: there is no such split. The message says that `name` is an unknown `what`.
+        UnknownSplit: there is no such split.
     """
     same = [one for one in existing if canonical_name(one) == canonical_name(name)]
     if name in existing or same:

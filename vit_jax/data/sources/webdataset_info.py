@@ -19,7 +19,7 @@ INFO_NAME = "_info.json"
 
 
 class WebDatasetInfo(NamedTuple):
-    """What is known of the tar files in a folder without opening them.
+    """The facts about the tar files in a folder that are known without opening them.
 
     Attributes:
         splits: split -> name of a file -> number of its samples; in order.

@@ -18,7 +18,7 @@ DTYPES["bfloat16"] = np.dtype(jax.dtypes.bfloat16)
 
 
 class Header(NamedTuple):
-    """What a file declares of an array."""
+    """The declaration of an array in a file: its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

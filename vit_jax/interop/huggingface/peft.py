@@ -123,7 +123,12 @@ def find_adapter(folder: Path) -> Adapter | None:
 
 
 def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the fields in which the adapted model differs from `base`: those of the head, if the arrays have one."""
+    """Returns the fields in which the adapted model differs from its base: those of the head, if the file has a head.
+
+    Args:
+        base: the model that is adapted.
+        arrays: the arrays of the adapter's file.
+    """
     heads = _head_names(arrays)
     if "head" not in heads:
         return {}
@@ -151,7 +156,7 @@ def add_adapter(
         params: the parameters of the model; not changed. The heads may be missing.
 
     Raises:
-        UserError: the file has an array for which the model has no place, or an adapter of another size.
+        UserError: an array of the file belongs to no layer of the model, or an adapter does not fit its layer's sizes.
     """
     left = dict(arrays)
     params = params | _adapted_kernels(adapter, left, model.vit, params)

@@ -1,4 +1,4 @@
-"""What the files of timm and transformers have in common."""
+"""The common part of reading and writing the files of timm and of transformers."""
 
 import lazy_loader
 

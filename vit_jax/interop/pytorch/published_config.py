@@ -1,4 +1,4 @@
-"""What the JSON files beside published weights state, whichever library wrote them.
+"""The JSON files beside published weights, read alike whichever library wrote them.
 
 The files may come from a stranger: their size is bounded, and each value is checked by whoever uses it.
 """
@@ -19,15 +19,15 @@ LOSS_KEY = "vit_jax_loss"
 
 
 class PublishedConfig(NamedTuple):
-    """What a configuration states of a model.
+    """The statements of a published configuration about its model.
 
     Attributes:
-        fields: flat keyword of `vit_jax.create` -> value, for fields that no array of the file tells.
+        fields: flat keyword of `vit_jax.create` -> value, for fields that cannot be inferred from the arrays.
         resolution: (height, width) of the model's images, or None.
         preprocess: the pipe of operations that prepares the images, or None.
         class_names: the names of the classes in the order of the logits, or None.
         loss: the loss that the model was trained with, softmax or sigmoid; empty: not stated.
-        sizes: flat keyword -> (key in the configuration, value), for fields that the arrays tell too.
+        sizes: flat keyword -> (key in the configuration, value), for fields that can also be inferred from the arrays.
     """
 
     fields: dict[str, Any]
@@ -53,21 +53,21 @@ class PublishedConfig(NamedTuple):
 
 
 def read_loss(content: Mapping[str, Any]) -> str:
-    """Returns the loss in a configuration that `loss_key` has put there; empty: there is none."""
+    """Returns the loss that a configuration states under our own key `LOSS_KEY`; empty: it states no known loss."""
     stated = content.get(LOSS_KEY)
     return stated if stated in LOSSES else ""
 
 
 def loss_key(model: Model) -> dict[str, str]:
-    """Returns key -> loss of a model's head, to be added to a configuration; empty if the model has no head.
+    """Returns what to add to a configuration that we write: `LOSS_KEY` -> the loss of the model's head.
 
-    The key is ours, and the library that reads the configuration does not know it.
+    The result is empty if the model has no head. The libraries that read these configurations ignore the key.
     """
     return {LOSS_KEY: model.loss} if model.field("num_classes") else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; an empty one if there is no file.
+    """Returns the JSON object in a file; an empty dict if there is no file.
 
     Raises:
         UserError: the file is too large or contains something else.
@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stated_kind(folder: Path) -> str | None:
-    """Returns words for the kind of model that the configuration in a folder states; None if it states none.
+    """Returns a phrase such as "a vit of transformers" for the model that a folder's configuration states, or None.
 
     Raises:
         UserError: as `read_json`.

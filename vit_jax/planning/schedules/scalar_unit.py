@@ -44,7 +44,7 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 
 @dataclasses.dataclass(frozen=True)
 class OperationCost:
-    """What one execution of an operation occupies on a core.
+    """The use of a core by one execution of an operation.
 
     Attributes:
         bundles: the number of bundles issued, one in a cycle. Cycles in which the core waits are not counted.

@@ -1,4 +1,4 @@
-"""What a whole program costs by the schedules of its operations, by kind, and the exchange that they do not hide.
+"""The cost of a whole program by the schedules of its operations, by kind, and the exchange that they do not hide.
 
 The measure is optimistic. An operation takes the maximum of the cycles of its bundles, of the busiest matrix unit and
 of its HBM traffic, and nothing waits for anything else. The measure serves XLA's operations and Pallas kernels alike.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from vit_jax.planning import collectives, hlo
-from vit_jax.planning.plan_types import StepSchedule
+from vit_jax.planning.compile_records import StepSchedule
 from vit_jax.planning.schedules.dumps import Dumps
 from vit_jax.planning.schedules.overlap import ExchangeTimeline, Timeline
 

@@ -3,13 +3,13 @@
 import dataclasses
 
 from vit_jax.planning.calibration import RatioBand
+from vit_jax.planning.compile_records import Compilation, ConfigChange
 from vit_jax.planning.goodput import GoodputEstimate
-from vit_jax.planning.plan_types import Compilation, ConfigChange
 
 
 @dataclasses.dataclass(frozen=True)
 class RunEstimate:
-    """What a whole training run takes.
+    """The estimate of a whole training run.
 
     Attributes:
         images_per_second_per_host: images per second that the busiest host must read.
@@ -36,7 +36,7 @@ class RunEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a step takes on a TPU, by the compiler's cycles and the published speed of the links.
+    """The estimate of a step on a TPU, by the compiler's cycles and the published speed of the links.
 
     Attributes:
         cycles_per_image: cycles of compute that one chip takes for one of its images.
@@ -61,7 +61,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleEstimate:
-    """What a step takes on a TPU by the schedules of its operations and the exchange that they do not hide.
+    """The estimate of a step on a TPU by the schedules of its operations and the exchange that they do not hide.
 
     Attributes:
         cycles_per_image: cycles that one chip takes for one of its images, without the exchange.

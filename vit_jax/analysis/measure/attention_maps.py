@@ -1,4 +1,4 @@
-"""What attention weights say about a model: rollout, distance and entropy. Every function may be inside `jax.jit`."""
+"""Measures of attention weights: rollout, distance and entropy. Every function may be inside `jax.jit`."""
 
 import math
 from collections.abc import Iterable

@@ -15,7 +15,7 @@ SECONDS = 300.0  # that the comparison may take, compilation included
 # Run in another process, as the query of the devices is, so that this process does not hold them.
 COMPARISON = """
 import json
-from vit_jax.kernel_trials.check import check_example
+from vit_jax.kernel_trials.correctness import check_example
 print(json.dumps(check_example()))
 """
 

@@ -16,7 +16,7 @@ def config_flags(change: ConfigChange) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """What is to be compiled.
+    """A request to compile a run, or a prediction, for a target.
 
     Attributes:
         words: flags of `vit_jax.main`.
@@ -45,7 +45,7 @@ class PlanRequest:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What is known of a request before anything is compiled.
+    """The facts about a request that are known before anything is compiled.
 
     Attributes:
         target: see `PlanRequest`.
@@ -145,7 +145,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class StepSchedule:
-    """What a program costs a device by the schedules of its operations, in which they wait for nothing.
+    """The cost of a program to a device by the schedules of its operations, in which they wait for nothing.
 
     All times are in cycles.
 
@@ -179,7 +179,7 @@ class StepSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """What a compiled program contains.
+    """The contents of a compiled program.
 
     Attributes:
         temp_bytes: bytes of intermediate results.
@@ -207,7 +207,7 @@ class Executable:
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What the compiler reported of the train step, or of the prediction.
+    """The compiler's report of the train step, or of the prediction.
 
     Attributes:
         executable: what the compiled program contains; None if the compiler refused the program for its size.
@@ -236,7 +236,7 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReport:
-    """What the compiler reported of the evaluation step, with what training keeps in memory beside it.
+    """The compiler's report of the evaluation step, with the memory that training keeps beside it.
 
     Attributes:
         batch: images of an evaluation step, over all devices.

@@ -10,8 +10,8 @@ from vit_jax import UserError, plan
 from vit_jax.analysis import plot
 from vit_jax.config import parse_command_line
 from vit_jax.model import create
-from vit_jax.planning import inference
-from vit_jax.planning.plan_types import PlanRequest
+from vit_jax.planning import inference_plan
+from vit_jax.planning.compile_records import PlanRequest
 
 WORDS = ["--config=configs/smoke.py", "--topology=v5e:1x1", "--inference"]
 
@@ -44,13 +44,13 @@ class Compiler:
     [("ViT-H/14", [70, 126, 224, 378, 518]), ("ViT-B/32", [64, 128, 224, 384, 512]), ("R+ViT-Ti/16", [64, 128, 224])],
 )
 def test_sizes_are_those_that_patches_tile(name, sizes):
-    assert [inference.nearest_resolution(name, size) for size in inference.SIZES[: len(sizes)]] == sizes
-    assert inference.nearest_resolution(name, 1) == inference.nearest_resolution(name, 20)
+    assert [inference_plan.nearest_resolution(name, size) for size in inference_plan.SIZES[: len(sizes)]] == sizes
+    assert inference_plan.nearest_resolution(name, 1) == inference_plan.nearest_resolution(name, 20)
 
 
 def test_two_compilations_give_the_rate_and_the_largest_batch():
     compiler = Compiler()
-    [point] = inference.plan_inference(PlanRequest((), "v5e:1x1", True), compiler, ["ViT-B/16"], [225]).points
+    [point] = inference_plan.plan_inference(PlanRequest((), "v5e:1x1", True), compiler, ["ViT-B/16"], [225]).points
     assert compiler.asked == [("ViT-B/16", 224, 128), ("ViT-B/16", 224, 1024)]
     assert (point.images, point.largest_batch, point.by_schedule) == (128, 4950, False)
     assert point.images_per_second == pytest.approx(1.5e6, rel=0.01)  # 1.5 GHz
@@ -89,10 +89,10 @@ def test_models_of_both_families_by_one_recipe(monkeypatch, capsys):
 
 
 def test_what_is_unknown_leaves_a_gap_in_the_picture():
-    point = inference.InferencePoint("ViT-B/16", 64, 64, 8, None, 0, False)
+    point = inference_plan.InferencePoint("ViT-B/16", 64, 64, 8, None, 0, False)
     figure = plot.inference([point])
     assert [len(axes.lines) for axes in figure.axes] == [1, 1]
-    assert "| ViT-B/16 | -, 0 |" in inference.InferenceFigure("v5e:1x1", (point,)).render()
+    assert "| ViT-B/16 | -, 0 |" in inference_plan.InferenceFigure("v5e:1x1", (point,)).render()
 
 
 def test_wrong_usage(monkeypatch):
