@@ -99,7 +99,7 @@ class Model:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """Field -> its implementation, of those that a chip may execute wrongly (`fused` and `cudnn`)."""
+        """Field -> its form, for the forms that a chip may execute wrongly (`fused` and `cudnn`)."""
         return {name: kind for name in PLAIN_FORMS if (kind := self.field(name)) in CHIP_KERNELS}
 
     @property
@@ -134,7 +134,7 @@ class Model:
         return chosen
 
     def with_attention(self, kind: AttentionKind) -> "Model":
-        """Returns the same ViT with another implementation of attention; a BiT is returned unchanged."""
+        """Returns the same ViT with another form of attention; a BiT is returned unchanged."""
         return self.with_fields(attention=kind) if isinstance(self.spec, ModelSpec) else self
 
     def with_fields(self, **fields: Any) -> "Model":

@@ -122,7 +122,7 @@ def make_program(
 def make_teacher(
     config: ConfigDict, teacher: Model, student: Model, mesh: Mesh, check: ModelCheck | None = None
 ) -> Inference:
-    """Returns the functions of a teacher, which computes with the dtype and the implementations of its student.
+    """Returns the functions of a teacher, which computes in the dtype and by the forms of its student.
 
     Raises:
         UserError: the teacher does not classify images, or has another number of classes than the student; or it cannot

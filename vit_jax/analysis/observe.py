@@ -181,7 +181,7 @@ def one_after_another(blocks: Sequence[jax.Array], heads: int) -> list[jax.Array
 
 
 def _batches(images: Iterable[np.ndarray], size: int) -> Iterable[np.ndarray]:
-    """Yields batches of so many images; the last may be smaller."""
+    """Yields batches of a given number of images; the last may be smaller."""
     images = iter(images)
     while rows := list(itertools.islice(images, size)):
         yield np.stack(rows)

@@ -12,7 +12,7 @@ from vit_jax.data.stream_order import StreamOrder
 
 
 class ProportionalDraws:
-    """Which part of a mixture each draw gives.
+    """The sequence of draws from the parts of a mixture: the part that each draw gives.
 
     Of the first n draws, the first part has its share of n, rounded. The second part has its share of the remaining
     draws, rounded, and so on. So the p-th part has its share of n, with an error of less than p draws.

@@ -18,7 +18,7 @@ class Endless:
 
 
 class ShardUses(NamedTuple):
-    """When a reader needs its shards of an epoch.
+    """The times at which a reader needs its shards of an epoch.
 
     Attributes:
         shards: the numbers of the shards, in the order in which they are first needed.

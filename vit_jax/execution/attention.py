@@ -99,7 +99,7 @@ def _projected(attention: Callable[[QKV, ScoreFunction | None], tuple[Attended, 
 
 
 def _with_plain_weights(rows_of: RowsOf) -> Attention:
-    """Returns an implementation that computes the attention weights by the plain form, the attended rows by `rows_of`.
+    """Returns a form of attention that computes the weights by the plain form and the attended rows by `rows_of`.
 
     A program that does not return the weights does not compute them.
     """

@@ -67,7 +67,7 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
     return lambda sizes: choose_shape(sizes, kind) is not None
 
 
-# Beginning of the kind of device, implementation, condition on the sizes; the first row that applies is chosen.
+# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen.
 #
 # TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
 # in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
@@ -97,7 +97,7 @@ TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] =
 
 
 def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
-    """Returns the fastest implementation on a kind of device, as JAX names it."""
+    """Returns the fastest form of attention on a kind of device, as JAX names it."""
     return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
 
 
@@ -188,7 +188,7 @@ FUSED = ("TPU v6",)
 
 
 def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) -> MlpKind:
-    """Returns the fastest implementation of a model's MLPs, `fused` or `jit`.
+    """Returns the fastest form of a model's MLPs, `fused` or `jit`.
 
     Args:
         device_kind: the kind of device, as JAX names it.

@@ -108,7 +108,7 @@ def compare(
     the Euclidean norm of the difference, divided by the norm of the plain form's array.
 
     Args:
-        attention: the implementation to compare.
+        attention: the form to compare.
         packing: the packing of the rows that `attention` gets.
         x: the tokens.
         kernel: the kernel of the projection.
@@ -156,7 +156,7 @@ def make_attention_calls(
     They compute the projection and the attention of one layer on random numbers.
 
     Args:
-        kind: the implementation of attention.
+        kind: the form of attention.
         sizes: the sizes of the images and of the attention on the device.
         device: the device that executes the calls.
     """

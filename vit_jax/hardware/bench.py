@@ -26,7 +26,7 @@ class Timing(NamedTuple):
     spread: float
 
     def of(self, parts: int) -> "Timing":
-        """Returns the time of one part of the call if it has so many equal parts."""
+        """Returns the time of one part of the call, which has `parts` equal parts."""
         return Timing(self.median / parts, self.spread / parts)
 
     def rate(self, amount: float) -> tuple[float, float]:

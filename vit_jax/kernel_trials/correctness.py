@@ -114,8 +114,9 @@ def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compar
 
 
 def check_example() -> list[tuple[str, str, str | None]]:
-    """Returns what was chosen for ViT-B/16 in bfloat16 on this host's first device: of attention and MLP the name, the
-    implementation, and what is wrong with its kernel there (None: nothing).
+    """Returns (part, chosen form, fault) for the attention and the MLP of ViT-B/16 on this host's first device.
+
+    The model computes in bfloat16. The fault says what is wrong with the kernel of the form there; None: nothing is.
     """
     device = jax.local_devices()[0]
     model = create("ViT-B/16", dtype="bfloat16").for_device(device.device_kind, 8)

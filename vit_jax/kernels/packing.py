@@ -15,7 +15,7 @@ ROW_TILE, BFLOAT16_TILE = 8, 16
 
 
 class Division(NamedTuple):
-    """How the attention kernels divide their work on a kind of chip."""
+    """The limits by which the attention kernels divide their work on a kind of chip."""
 
     queries: int = LANES  # of a tile of scores, at most: the columns of the matrix unit
     registers: int = 1300  # vector registers of scores in a step of the grid, at most, if images share it
@@ -26,7 +26,7 @@ NARROW = Division()
 
 
 class Packing(NamedTuple):
-    """How images lie in packs of rows.
+    """The placement of images in packs of rows.
 
     In a pack, the tokens of `images` images follow one another without a gap. Empty rows complete the pack to `rows`.
     """

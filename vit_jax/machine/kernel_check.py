@@ -30,7 +30,7 @@ def check_kernel(
 
     Args:
         seconds: the most seconds that the comparison may take.
-        comparison: the program that prints each kernel, the implementation chosen, and its fault.
+        comparison: the program that prints each kernel, the form chosen, and its fault.
         root: the root of the file system.
         environment: the environment variables of this process.
     """

@@ -16,7 +16,7 @@ from vit_jax.tree import ArrayTree
 
 
 class Factors(NamedTuple):
-    """How the kernels of one kind are adapted."""
+    """The dimensions of the two factors of an adapter, for one kind of kernel."""
 
     where: str  # the part of a block: attention or mlp
     down: str  # the dimensions of the first factor, a letter each; r: the rank

@@ -1,4 +1,4 @@
-"""Pooling: one vector per image from its tokens; implementations with one signature."""
+"""Pooling: one vector per image from its tokens; several forms with one signature."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Position embeddings (appendix D.4): implementations, with one signature, of the table that is added to the tokens;
-and relative positions, which add to the score of two tokens a term that depends on their offset.
+"""Position embeddings (appendix D.4): the table that is added to the tokens, in several forms with one signature; and
+relative positions, which add to the score of two tokens a term that depends on their offset.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Rotary positions: implementations, with one signature, of the angles by which pairs of channels are turned."""
+"""Rotary positions: the angles by which pairs of channels are turned, in several forms with one signature."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -45,7 +45,7 @@ class Start:
 
     @property
     def end(self) -> float:
-        """When it was written last, in seconds since 1970.
+        """The time at which it was written last, in seconds since 1970.
 
         Since it is counted from `began` by a monotonic clock, it does not depend on later changes of the system clock.
         """

@@ -25,7 +25,7 @@ def one_pass(loss_and_grads_of: LossAndGradsOf, params: ArrayTree, step: jax.typ
 
 @dataclasses.dataclass(frozen=True)
 class Sharpness:
-    """How a step looks for sharpness, in two passes over its batch.
+    """Sharpness-aware minimization: a step takes its gradient in two passes over its batch.
 
     Let g be the gradient of the whole batch at the parameters p, and |g| its norm over all parameters. Let s be the
     gradient at p + rho g / |g|. The step follows s - alpha r, where r is the part of g that is orthogonal to s.

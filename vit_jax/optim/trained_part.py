@@ -12,7 +12,7 @@ from vit_jax.tree import ArrayTree
 
 @runtime_checkable
 class TrainedPart(Protocol):
-    """Which parameters have gradients and a state of the optimizer, and how they are taken and put back."""
+    """The parameters that are trained: they alone have gradients and a state of the optimizer."""
 
     def select(self, params: ArrayTree) -> ArrayTree:
         """Returns the trained part of the parameters."""

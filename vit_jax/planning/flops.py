@@ -8,7 +8,7 @@ from vit_jax.program import model_without_data
 
 
 def training_exaflops(model: Model, images: float) -> float:
-    """Returns the floating point operations of training on so many images, in units of 1e18."""
+    """Returns the floating point operations of training on a number of images, in units of 1e18."""
     return training_flops(macs_per_image(model)) * images / 1e18
 
 

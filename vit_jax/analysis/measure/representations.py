@@ -1,4 +1,4 @@
-"""How alike the representations of two layers are."""
+"""The similarity of the representations of two layers."""
 
 import numpy as np
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""On which pixels the logit of a class depends."""
+"""Saliency: the gradient of a class's logit with respect to the pixels."""
 
 from collections.abc import Callable
 

@@ -18,7 +18,7 @@ from vit_jax.data.images.resize import resize_pixels, shrunk_size
 
 @dataclasses.dataclass(frozen=True)
 class EncodeOptions:
-    """How images are encoded for packing.
+    """The encoding of images in packed shards: their own bytes, JPEG or PNG.
 
     Attributes:
         shorter_side: the length in pixels to which the shorter side of larger images is shrunk (area interpolation, as
@@ -56,7 +56,7 @@ class EncodeOptions:
 
 @dataclasses.dataclass(frozen=True)
 class PixelOptions:
-    """How images are stored as plain pixels, in PPM files, which need no decoding when they are read.
+    """The storage of images in packed shards as plain pixels, in PPM files, which need no decoding when they are read.
 
     Attributes:
         pixels: the length in pixels to which the shorter side of larger images is shrunk, as by `EncodeOptions`.

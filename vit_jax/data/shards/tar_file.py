@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class TarIndex(NamedTuple):
-    """Where the samples of a tar file lie.
+    """The index of the samples in a tar file.
 
     Attributes:
         keys: the encoded key of each sample; bytes [samples].

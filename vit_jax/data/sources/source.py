@@ -29,7 +29,7 @@ Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """Where examples come from.
+    """The source of examples, and what a user states about them.
 
     Attributes:
         source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,

@@ -36,7 +36,7 @@ KIND = "an .npz file"
 
 
 class Entry(NamedTuple):
-    """Where an array lies in the file."""
+    """The place of an array in the file."""
 
     info: zipfile.ZipInfo
     start: int  # bytes before the values

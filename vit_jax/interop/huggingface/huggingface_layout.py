@@ -31,7 +31,7 @@ from vit_jax.models import BitSpec, ModelSpec
 
 
 class Form(NamedTuple):
-    """Which of the layouts a file has."""
+    """The form of a file: the family of its model, and the kind of its names."""
 
     family: str  # a key of FAMILIES, which is the model_type in config.json
     prefix: str  # the prefix of all arrays but the classifier's

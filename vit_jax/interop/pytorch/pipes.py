@@ -21,7 +21,7 @@ FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in 
 
 
 class Preparation(NamedTuple):
-    """How images are prepared: resized, then cropped, then mapped to a range."""
+    """The preparation of images: they are resized, then cropped, then mapped to a range."""
 
     resize: int | tuple[int, int] | None  # the shorter side, or (height, width); None: not resized
     crop: tuple[int, int] | None
