@@ -207,7 +207,9 @@ def test_names_every_array_that_does_not_fit(changed):
 def test_given_fields_take_precedence():
     with pytest.raises(UserError, match=r"head/kernel is \[24, 11\], not \[24, 5\]"):
         load("google_vit_in21k_tanh", num_classes=5)
-    with pytest.raises(UserError, match="dense1/kernel, but one with the given fields has not; leave out the field"):
+    with pytest.raises(
+        UserError, match="dense1/kernel, but a model with the given fields has no such parameter; leave out the field"
+    ):
         load("google_vit_in21k_tanh", activation="swiglu")
     model, _ = load(
         "google_vit_in21k_tanh", class_names=list("abcdefghijk"), preprocess="value_range(0,1)", loss="sigmoid"
