@@ -40,7 +40,7 @@ import optax
 from configs import base
 from vit_jax import UserError, data, reason, sharding
 from vit_jax.config import parse_value, resolve_config
-from vit_jax.execution import attention
+from vit_jax.execution import attention_kinds
 from vit_jax.hardware.matmul_rate import make_product_call
 from vit_jax.machine import keep_freed_memory
 from vit_jax.machine.allocator import MALLOPT_SETTINGS
@@ -187,13 +187,13 @@ def draw_batch(arguments: argparse.Namespace, images: int) -> dict[str, jax.Arra
 
 
 def triton(x, kernel, bias, packing, change):
-    """Attention by the Triton kernel of jax.experimental.pallas, with the signature of `attention.ATTENTIONS`.
+    """Attention by the Triton kernel of jax.experimental.pallas, with the signature of `attention_kinds.ATTENTIONS`.
 
     The tokens are padded to whole blocks, which belong to another segment.
     """
     from jax.experimental.pallas.ops.gpu import attention as pallas_attention  # imports GPU libraries
 
-    qkv = attention.project(packing.unpack(x), kernel, bias, change)
+    qkv = attention_kinds.project(packing.unpack(x), kernel, bias, change)
     batch, tokens, _, heads, head_dim = qkv.shape
     sizes = pallas_attention.BlockSizes.get_default()
     rows = -(-tokens // sizes.block_q) * sizes.block_q
@@ -213,7 +213,7 @@ def triton(x, kernel, bias, packing, change):
 def other_step(arguments: argparse.Namespace, changed: str) -> Step:
     """Returns our step with one thing changed."""
     if changed == TRITON:
-        with mock.patch.dict(attention.ATTENTIONS, tokens_first=triton):
+        with mock.patch.dict(attention_kinds.ATTENTIONS, tokens_first=triton):
             program = build_program(arguments, "model.attention=tokens_first")
             return our_step(program, draw_batch(arguments, arguments.batch))
     program = build_program(arguments, changed)

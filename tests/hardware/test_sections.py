@@ -8,7 +8,7 @@ import pytest
 from tests.hardware.helpers import MODEL, make_bench
 from vit_jax import hardware, measure
 from vit_jax.data import loader
-from vit_jax.execution import AttentionSizes, attention
+from vit_jax.execution import AttentionSizes, attention_kinds
 from vit_jax.hardware import curve, steps
 from vit_jax.hardware.attention_forms import compare_times
 from vit_jax.hardware.bench import Timing
@@ -76,19 +76,19 @@ def test_a_slow_step_is_found_beside_an_earlier_record(monkeypatch):
 def test_a_wrong_kernel_is_found(monkeypatch):
     bench = make_bench(devices=jax.devices()[:1])
     assert not any(row.advice == "kernel values" and row.verdict for row in hardware.measure_attention(bench))
-    right = attention.ATTENTIONS["fused"]
+    right = attention_kinds.ATTENTIONS["fused"]
 
     def wrong(x, kernel, bias, packing, change):
         return right(x, kernel, bias * 1.1, packing, change)
 
-    monkeypatch.setitem(attention.ATTENTIONS, "fused", wrong)
+    monkeypatch.setitem(attention_kinds.ATTENTIONS, "fused", wrong)
     found = {row.name for row in hardware.measure_attention(bench) if row.advice == "kernel values" and row.verdict}
     assert found and all("fused, interpreted" in name for name in found)
 
     def broken(*args):
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setitem(attention.ATTENTIONS, "fused", broken)
+    monkeypatch.setitem(attention_kinds.ATTENTIONS, "fused", broken)
     [failed] = [row for row in hardware.measure_attention(bench) if row.verdict == "failed"]
     assert failed.note == "does not run: no such instruction"
 

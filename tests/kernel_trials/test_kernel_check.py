@@ -9,7 +9,7 @@ import pytest
 
 from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
 from vit_jax import kernels, predict, program
-from vit_jax.execution import AttentionSizes, attention, attention_sizes, comparison
+from vit_jax.execution import AttentionSizes, attention_kinds, attention_sizes, comparison
 from vit_jax.kernel_trials import correctness
 from vit_jax.kernel_trials.correctness import check_kernels
 from vit_jax.kernels import Packing
@@ -141,10 +141,10 @@ def test_forms_that_are_wrong_are_not():
 
     def without_mask(x, kernel, bias, packing, change):
         every_row = Packing(packing.rows, 1, packing.rows)
-        return attention.ATTENTIONS["tokens_first"](x, kernel, bias, every_row, change)
+        return attention_kinds.ATTENTIONS["tokens_first"](x, kernel, bias, every_row, change)
 
     def exchanged(x, kernel, bias, packing, change):
-        return attention.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, packing, change)
+        return attention_kinds.ATTENTIONS["tokens_first"](x, kernel[..., ::-1], bias, packing, change)
 
     assert all(differences(without_mask, 1)) and all(differences(without_mask, 4))
     assert all(differences(exchanged, 1))

@@ -7,4 +7,4 @@ NO_LIMIT = 2**40  # bytes of vector memory
 
 def choose_packing(tokens, heads, images, division=kernels.NARROW):
     unlimited = division._replace(memory=NO_LIMIT)
-    return kernels.choose_shape(images, tokens, heads, head_dim=64, itemsize=4, division=unlimited).packing
+    return kernels.choose_attention_shape(images, tokens, heads, head_dim=64, itemsize=4, division=unlimited).packing

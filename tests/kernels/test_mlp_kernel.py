@@ -13,7 +13,7 @@ from vit_jax import kernels, sharding
 from vit_jax.execution import DeviceOps, measure_mlp_differences
 from vit_jax.execution.choose import allows_fused_mlp
 from vit_jax.kernel_trials import correctness
-from vit_jax.kernels.mlp_shape import MAX_ROWS, MlpSizes, choose_step, mlp_vmem_bytes
+from vit_jax.kernels.mlp_shape import MAX_ROWS, MlpSizes, choose_mlp_step, mlp_vmem_bytes
 from vit_jax.model import create
 from vit_jax.models.block import Block
 
@@ -108,7 +108,7 @@ def test_fewer_rows_than_a_step_are_computed_by_the_plain_form(rows, kernels_cal
 )
 def test_steps_are_whole_tiles_that_fit(rows, width, hidden, expected):
     sizes = MlpSizes(rows, width, hidden, 2, 2, VMEM)
-    assert choose_step(sizes) == expected
+    assert choose_mlp_step(sizes) == expected
     assert expected is None or mlp_vmem_bytes(*expected, sizes) < VMEM
 
 

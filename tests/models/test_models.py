@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval
 from tests.conftest import ROOT
 from vit_jax import UserError, execution, kernels, models
 from vit_jax.execution import AttentionSizes, choose_packing
-from vit_jax.execution.attention import heads_first
+from vit_jax.execution.attention_kinds import heads_first
 from vit_jax.execution.gradients import layer_norm, narrowing_product
 from vit_jax.macs import macs_per_image
 from vit_jax.model import create, parameter_shapes
@@ -757,7 +757,7 @@ def test_every_word_that_the_spec_accepts_is_implemented():
     implementations = {
         spec.AttentionKind: execution.ATTENTIONS,
         spec.AttentionPattern: ("full", *models.pattern.RULES),
-        spec.MlpKind: execution.layers.MLPS,
+        spec.MlpKind: execution.dense_layers.MLPS,
         spec.Activation: models.mlp.ACTIVATIONS,
         spec.Rotary: models.rotary.ROTARIES,
         spec.StemEpsilons: models.resnet.EPSILONS,

@@ -11,7 +11,7 @@ import scipy.special
 from tests.models.test_models import apply, images_of, params_of
 from tests.test_sharding import on, trained
 from vit_jax import UserError, interop
-from vit_jax.execution import attention
+from vit_jax.execution import attention_kinds
 from vit_jax.execution.sparse_attention import Blocks, attend_in_pattern, pattern_parts
 from vit_jax.macs import macs_per_image
 from vit_jax.model import create
@@ -36,7 +36,7 @@ USUAL = {("local2d", 2, (5, 7), 2), ("strided", 5, (3, 4), 0), ("fixed", 9, (4, 
 @pytest.fixture(autouse=True)
 def in_blocks(monkeypatch):
     """Few tokens, too, are computed in blocks."""
-    monkeypatch.setattr(attention, "IN_BLOCKS", 0)
+    monkeypatch.setattr(attention_kinds, "IN_BLOCKS", 0)
 
 
 def model_of(pattern, window, grid, **fields):
@@ -165,7 +165,7 @@ def test_what_is_multiplied(monkeypatch):
     spec = full.vit
     channels, saved = spec.width, 64 * 64 - 64 * 3 * 4
     assert macs_per_image(full) - macs_per_image(local) == 2 * channels * saved
-    monkeypatch.setattr(attention, "IN_BLOCKS", 1024)  # so few are masked
+    monkeypatch.setattr(attention_kinds, "IN_BLOCKS", 1024)  # so few are masked
     assert macs_per_image(full) == macs_per_image(local)
 
 

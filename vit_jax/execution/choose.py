@@ -60,7 +60,7 @@ def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.AttentionSh
     itemsize, division = jnp.dtype(sizes.dtype).itemsize, choose_division(device_kind)
     if sizes.unsupported_scores:
         return None
-    return kernels.choose_shape(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
+    return kernels.choose_attention_shape(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
 
 
 def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
@@ -201,7 +201,7 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
     itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
     rows, memory = count_rows(device_kind, spec, images), choose_division(device_kind).memory
     sizes = kernels.MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, memory)
-    return "fused" if kernels.choose_step(sizes) else "jit"
+    return "fused" if kernels.choose_mlp_step(sizes) else "jit"
 
 
 def allows_fused_mlp(spec: ModelSpec) -> bool:

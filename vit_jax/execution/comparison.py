@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.execution.attention import ATTENTIONS, Attention
+from vit_jax.execution.attention_kinds import ATTENTIONS, Attention
 from vit_jax.execution.choose import AttentionSizes, attention_sizes, choose_division, choose_packing, choose_shape
+from vit_jax.execution.dense_layers import narrow, widen
 from vit_jax.execution.gradients import layer_norm
-from vit_jax.execution.layers import narrow, widen
 from vit_jax.kernels import Packing, fused_mlp, gelu_tanh
 from vit_jax.models import (
     ROTARIES,

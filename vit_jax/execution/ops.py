@@ -9,10 +9,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from vit_jax.execution import gradients, layers
-from vit_jax.execution.attention import ATTENTIONS
+from vit_jax.execution import dense_layers, gradients
+from vit_jax.execution.attention_kinds import ATTENTIONS
 from vit_jax.execution.choose import allows_fused_mlp, attention_sizes, choose_packing
-from vit_jax.execution.layers import MLPS
+from vit_jax.execution.dense_layers import MLPS
 from vit_jax.execution.stack import run_blocks
 from vit_jax.execution.tpu import add_fused_mlp
 from vit_jax.kernels import Packing, gelu_tanh
@@ -90,7 +90,7 @@ class DeviceOps(PlainOps):
 
     def dense(self, x: Array, kernel: Array, bias: Array, name: str) -> Array:
         """Returns `x @ kernel + bias`, see `PlainOps.dense`."""
-        return layers.dense(x, self._cast(kernel, x.dtype), bias, name)
+        return dense_layers.dense(x, self._cast(kernel, x.dtype), bias, name)
 
     def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
         """Returns LayerNorm, whose backward pass is written out."""

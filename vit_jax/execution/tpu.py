@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from vit_jax import kernels
 from vit_jax.execution.choose import choose_division, relative_kind
+from vit_jax.execution.dense_layers import ROWS
 from vit_jax.execution.gradients import as_matrix, product
-from vit_jax.execution.layers import ROWS
 from vit_jax.kernels import Packing, QKChange
 from vit_jax.models import AttentionChange, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
 from vit_jax.sharding import dimensions_of, per_device, sum_over, traced_device_kind

@@ -1,5 +1,5 @@
 from .attention_kernel import fused_attention as fused_attention
-from .attention_shape import choose_shape as choose_shape
+from .attention_shape import choose_attention_shape as choose_attention_shape
 from .compiler_options import Options as Options
 from .compiler_options import before_strided_convolution as before_strided_convolution
 from .compiler_options import choose_options as choose_options
@@ -7,7 +7,7 @@ from .dispatch import interpret_kernels as interpret_kernels
 from .gelu import gelu_tanh as gelu_tanh
 from .mlp_kernel import fused_mlp as fused_mlp
 from .mlp_shape import MlpSizes as MlpSizes
-from .mlp_shape import choose_step as choose_step
+from .mlp_shape import choose_mlp_step as choose_mlp_step
 from .packing import NARROW as NARROW
 from .packing import ROW_TILE as ROW_TILE
 from .packing import Division as Division

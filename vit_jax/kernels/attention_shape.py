@@ -15,7 +15,7 @@ WIDE_TILES = 1.25
 IMAGES_OF_PACK = 1, 2, 4, 8
 
 
-def choose_shape(
+def choose_attention_shape(
     images: int,
     tokens: int,
     heads: int,

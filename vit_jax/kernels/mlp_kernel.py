@@ -29,7 +29,7 @@ from vit_jax.kernels.mlp_bodies import (
     forward_kernel,
     forward_plain,
 )
-from vit_jax.kernels.mlp_shape import RESERVE, MlpShape, MlpSizes, choose_step, mlp_vmem_bytes
+from vit_jax.kernels.mlp_shape import RESERVE, MlpShape, MlpSizes, choose_mlp_step, mlp_vmem_bytes
 from vit_jax.kernels.packing import ROW_TILE
 
 Norm: TypeAlias = Float[Array, "2 width"]  # scale, then bias
@@ -101,7 +101,7 @@ fused_mlp.defvjp(_forward, _backward)
 def _make_shape(x: Rows, kernel1: Widening, epsilon: float, memory: int) -> MlpShape:
     width, hidden = kernel1.shape
     sizes = MlpSizes(len(x), width, hidden, x.dtype.itemsize, kernel1.dtype.itemsize, memory)
-    rows, channels = choose_step(sizes) or (0, 0)
+    rows, channels = choose_mlp_step(sizes) or (0, 0)
     needed = mlp_vmem_bytes(rows, channels, sizes) + RESERVE
     return MlpShape(rows, len(x) % rows if rows else 0, channels, min(needed, memory), epsilon, kernel1.dtype.name)
 

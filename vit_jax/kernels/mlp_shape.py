@@ -44,7 +44,7 @@ class MlpSizes(NamedTuple):
     memory: int  # bytes of a core's vector memory
 
 
-def choose_step(sizes: MlpSizes) -> tuple[int, int] | None:
+def choose_mlp_step(sizes: MlpSizes) -> tuple[int, int] | None:
     """Returns the rows of a step of the grid and the hidden channels of a product.
 
     If no step divides the rows, the last one has fewer. Returns None if the kernel does not suit the sizes: there are

@@ -9,7 +9,7 @@ from vit_jax.models.part_specs import Dtype, check_least
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size, row
 
-# The implementations of each are in one dict: FORMS, ROOTS, BORDERS and REMATS.
+# The forms of each are in one dict: FORMS, ROOTS, BORDERS and REMATS.
 UnitKind = Literal["pre_activation", "post_activation", "axial", "stand_alone", "augmented"]
 RootKind = Literal["convolution", "attention"]
 Border = Literal["zeros", "lowest"]

@@ -12,7 +12,7 @@ from vit_jax import UserError, refuse
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 from vit_jax.models.spec_fields import image_size, row
 
-# The implementations of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, POOLINGS, ACTIVATIONS, BLOCKS,
+# The forms of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, POOLINGS, ACTIVATIONS, BLOCKS,
 # STOCHASTIC_DEPTHS; of what changes no result, in `execution`: ATTENTIONS, MLPS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
@@ -200,7 +200,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """What is inside the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
+    """The parts of the blocks besides attention (section 3.1, appendix B.1). Rates are probabilities."""
 
     # standard: every token attends to all. axial: two blocks take the place of one; in the first a patch attends to its
     # row, in the second to its column (Axial-ViT, appendix D.6).
