@@ -26,7 +26,7 @@ import numpy as np
 
 import vit_jax
 from benchmarks.agreement_cases import BASES, UNSTORED, VALUES, covering_rows
-from vit_jax.models.spec_fields import flatten_spec
+from vit_jax.models.flat_keywords import flatten_spec
 
 THEIRS = Path(__file__).with_name("agreement_torch.py")
 LATER = {"position_rows": "patches", "activation": "gelu", "layer_scale": 1e-5, "num_classes": 11}

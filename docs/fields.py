@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from vit_jax.config import FIELDS, Affects, Field
-from vit_jax.config.field import rule_of
+from vit_jax.config.fields import rule_of
 from vit_jax.models import BitSpec, ModelSpec, field_words
 
 INTRODUCTION = """# Fields of a configuration

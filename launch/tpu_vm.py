@@ -35,7 +35,7 @@ from launch.job import (
     should_restart,
     split_command_line,
 )
-from launch.queued_resource import (
+from launch.tpu_commands import (
     MAX_ATTEMPTS,
     POLL_SECONDS,
     STEP_NOTES,

@@ -12,7 +12,7 @@ from vit_jax import UserError, sweep
 from vit_jax.analysis import plot
 from vit_jax.experiments import make_record, scaling, write_record
 from vit_jax.macs import macs_per_image
-from vit_jax.planning.estimate import model_flops_per_image
+from vit_jax.planning.time_estimate import model_flops_per_image
 from vit_jax.program import model_without_data
 
 JFT = {"data.num_examples": 303_000_000, "data.num_classes": 18_291, "model.pre_logits": True, "batch": 4096}

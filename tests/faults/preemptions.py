@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launch import slurm
 from launch.job import Job
-from launch.queued_resource import QueuedResource, make_steps
+from launch.tpu_commands import QueuedResource, make_steps
 from launch.tpu_vm import Launcher
 from vit_jax.planning import parse_topology
 

@@ -11,7 +11,7 @@ from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention_kernel import LIMITS, assert_close, pack, unpack
 from vit_jax import kernels
 from vit_jax.execution import tpu
-from vit_jax.execution.gradients import layer_norm
+from vit_jax.execution.norms_and_products import layer_norm
 from vit_jax.kernels import attention_shape
 from vit_jax.models import AttentionChange, softmax_attention
 

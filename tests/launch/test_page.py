@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from launch import slurm, tpu_vm
-from launch.queued_resource import make_steps
+from launch.tpu_commands import make_steps
 from tests.conftest import ROOT
 from tests.launch.helpers import GOLDEN, MAINS, make_run
 from vit_jax.config import check_config, parse_command_line

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from launch import tpu_vm
-from launch.queued_resource import STEP_NOTES, make_steps
+from launch.tpu_commands import STEP_NOTES, make_steps
 from tests.conftest import ROOT
 from tests.faults.preemptions import TAKEN, cloud_tpu
 from tests.launch.helpers import HOSTILE, install_programs, make_run

@@ -21,14 +21,14 @@ from tests.conftest import ROOT
 from vit_jax import UserError, execution, kernels, models
 from vit_jax.execution import AttentionSizes, choose_packing
 from vit_jax.execution.attention_kinds import heads_first
-from vit_jax.execution.gradients import layer_norm, narrowing_product
+from vit_jax.execution.norms_and_products import layer_norm, narrowing_product
 from vit_jax.macs import macs_per_image
 from vit_jax.model import create, parameter_shapes
 from vit_jax.models import ModelSpec, resample_positions
 from vit_jax.models import softmax_attention as tokens_first
+from vit_jax.models.flat_keywords import flatten_spec
 from vit_jax.models.resampling import RESAMPLINGS
 from vit_jax.models.resnet import StdConv, standardise
-from vit_jax.models.spec_fields import flatten_spec
 
 BICUBIC = ROOT / "tests" / "fixtures" / "bicubic.npz"
 
@@ -753,7 +753,7 @@ def test_images_must_fit_the_positions():
 
 
 def test_every_word_that_the_spec_accepts_is_implemented():
-    spec = models.part_specs
+    spec = models.spec
     implementations = {
         spec.AttentionKind: execution.ATTENTIONS,
         spec.AttentionPattern: ("full", *models.pattern.RULES),
@@ -761,7 +761,7 @@ def test_every_word_that_the_spec_accepts_is_implemented():
         spec.Activation: models.mlp.ACTIVATIONS,
         spec.Rotary: models.rotary.ROTARIES,
         spec.StemEpsilons: models.resnet.EPSILONS,
-        spec.Pooling: models.head.POOLINGS,
+        spec.Pooling: models.pooling.POOLINGS,
         spec.PositionKind: models.position.POSITIONS,
         spec.StemKind: models.vit.STEMS,
         spec.Remat: execution.stack.REMAT_POLICIES,

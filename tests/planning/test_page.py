@@ -7,7 +7,7 @@ import pytest
 from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, analysis, plan
-from vit_jax.planning import estimate, parts, plan_page, plan_table
+from vit_jax.planning import parts, plan_page, plan_table, time_estimate
 from vit_jax.planning.compile_records import EvaluationReport, Exchange, StepSchedule
 from vit_jax.planning.plan_records import Advice, LargestBatch, Plan
 
@@ -21,8 +21,10 @@ def make_plan(required=500, **fields):
     )
     evaluation = EvaluationReport(64, 8, 900, None, 1.0, False)
     compilation = make_compilation(required, evaluation, executable, **fields)
-    by_schedule = estimate.estimate_schedule(compilation)
-    return Plan(compilation, estimate.estimate_step(compilation), by_schedule=by_schedule, command="python -m <all>")
+    by_schedule = time_estimate.estimate_schedule(compilation)
+    return Plan(
+        compilation, time_estimate.estimate_step(compilation), by_schedule=by_schedule, command="python -m <all>"
+    )
 
 
 def test_the_parts_are_those_of_the_table():

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
 from vit_jax.config import parse_command_line
-from vit_jax.planning import chips, estimate, plan_table, serialization
+from vit_jax.planning import chips, plan_table, serialization, time_estimate
 from vit_jax.planning.calibration import RatioBand, find_band
 from vit_jax.planning.command import training_command
 from vit_jax.planning.compile_records import EvaluationReport, Exchange, PlanRequest, StepSchedule
@@ -33,7 +33,7 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     fields = {"model": "ViT-L/16", "num_examples": 303_000_000, "epochs": 14.0, "batch": 4096, "steps": 1000}
     fields |= {"macs_per_image": macs, "images_per_host": 64, "fast": True}
     between = {"all-reduce between slices": Exchange(1, 10**12, 0.0)}
-    found = estimate.estimate_step(compiled_for(tpu, cycles, between, **fields))
+    found = time_estimate.estimate_step(compiled_for(tpu, cycles, between, **fields))
     assert found.mfu == pytest.approx(1) and found.exchange_seconds == 0
     assert found.images_per_second_per_chip == pytest.approx(chip.flops / (6 * macs))
     run = found.run
@@ -42,22 +42,22 @@ def test_a_chip_that_computes_only_has_all_of_its_mfu(kind):
     assert run.images_per_second_per_host == pytest.approx(64 / found.compute_seconds)
     assert run.host_cores == chip.cores[4] and run.input_cores == run.images_per_second_per_host / 1230
     reduced = {"all-reduce": Exchange(2, 1, 2 * tpu.link_bandwidth)}
-    found = estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields))
+    found = time_estimate.estimate_step(compiled_for(tpu, cycles, reduced, **fields))
     assert found.exchange_seconds == pytest.approx(2)
     halves = compiled_for(tpu, cycles // 2, between, **fields)
     executable = dataclasses.replace(halves.step.executable, kernels=12, kernel_cycles=cycles - cycles // 2)
     halves = dataclasses.replace(halves, step=dataclasses.replace(halves.step, executable=executable))
-    assert estimate.estimate_step(halves).mfu == pytest.approx(1)  # a kernel counts by its schedule
-    prediction = estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields))
+    assert time_estimate.estimate_step(halves).mfu == pytest.approx(1)  # a kernel counts by its schedule
+    prediction = time_estimate.estimate_step(compiled_for(tpu, cycles, between, inference=True, **fields))
     assert prediction.mfu == pytest.approx(1 / 3) and prediction.run is None
 
 
 def test_what_does_not_fit_or_has_no_cycles_is_not_estimated():
-    assert estimate.estimate_step(make_compilation(2000)) is None
-    assert estimate.estimate_step(make_compilation(500)) is None
+    assert time_estimate.estimate_step(make_compilation(2000)) is None
+    assert time_estimate.estimate_step(make_compilation(500)) is None
     executable = dataclasses.replace(EXECUTABLE, cycles=1000)
-    assert estimate.estimate_step(make_compilation(500, executable=executable)) is not None
-    assert estimate.estimate_step(make_compilation(500, executable=executable, target="gpu")) is None
+    assert time_estimate.estimate_step(make_compilation(500, executable=executable)) is not None
+    assert time_estimate.estimate_step(make_compilation(500, executable=executable, target="gpu")) is None
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_recipes_of_table_2_are_compared_with_its_core_days(recipe, days):
     workload = dataclasses.replace(
         WORKLOAD, model=config.model.name, num_examples=images, epochs=epochs, batch=config.batch, steps=steps
     )
-    found = estimate.estimate_run(workload, chips.parse_topology("v5e:2x4"), 1.0)
+    found = time_estimate.estimate_run(workload, chips.parse_topology("v5e:2x4"), 1.0)
     assert found.paper_tpuv3_core_days == days
 
 
 def test_the_rate_of_reading_is_the_one_that_was_measured():
     page = (ROOT / "docs" / "data.md").read_text()
-    rates = estimate.CORE_IMAGES_PER_SECOND
+    rates = time_estimate.CORE_IMAGES_PER_SECOND
     assert f"| ours, `data.fast`, with `.[fast]` | {rates[True]:,} (" in page
     assert f"| ours, exact pixels, with `.[fast]` | {rates[False]:,} (" in page
 
@@ -143,7 +143,7 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
         500, executable=executable, target="v5e:2x2", batch=400, devices=4, macs_per_image=65536 * 10**6 // 6
     )
     assert serialization.compilation_from_json(serialization.compilation_to_json(compilation)) == compilation
-    found = estimate.estimate_schedule(compilation)
+    found = time_estimate.estimate_schedule(compilation)
     assert found.cycles_per_image == 10**6 and found.seconds == pytest.approx(0.1)
     assert found.mfu == pytest.approx(1 / 3, rel=0.01)  # at peak, a chip does 131,072 FLOPs in a cycle
     whole = dataclasses.replace(plan, compilation=compilation, by_schedule=found)
@@ -157,7 +157,7 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
 def test_a_prediction_stands_with_its_band(plan):
     executable = dataclasses.replace(EXECUTABLE, cycles=1000, schedule=StepSchedule({}, 1, 0, 0, 0, 0, 0, 0))
     compilation = make_compilation(500, executable=executable)
-    step, schedule = estimate.estimate_step(compilation), estimate.estimate_schedule(compilation)
+    step, schedule = time_estimate.estimate_step(compilation), time_estimate.estimate_schedule(compilation)
     assert step.band == find_band("v5e", "estimate") and schedule.band == find_band("v5e", "schedule")
     bands = RatioBand(0.8, 0.9, 3, ("v5e",)), RatioBand(1.1, 1.25, 4, ("v4", "v5p"))
     step, schedule = (dataclasses.replace(each, band=band) for each, band in zip((step, schedule), bands, strict=True))
@@ -168,7 +168,7 @@ def test_a_prediction_stands_with_its_band(plan):
     assert (found["band"], found["schedule"]["band"]) == tuple(map(dataclasses.asdict, bands))
     assert cells(plan)["published / estimate"] == "not calibrated"
     prediction = make_compilation(500, executable=executable, inference=True)  # none was published
-    assert estimate.estimate_step(prediction).band is estimate.estimate_schedule(prediction).band is None
+    assert time_estimate.estimate_step(prediction).band is time_estimate.estimate_schedule(prediction).band is None
 
 
 def test_the_limit_is_shown(plan):

@@ -20,8 +20,8 @@ from vit_jax import UserError, plan, tree
 from vit_jax.config import evaluation, parse_command_line
 from vit_jax.planning import client, plan_table, serialization, targets, worker
 from vit_jax.planning.compile_records import PlanRequest
-from vit_jax.planning.estimate import model_flops_per_image
 from vit_jax.planning.plan_records import Plan
+from vit_jax.planning.time_estimate import model_flops_per_image
 from vit_jax.program import program_without_data
 
 WORDS = [f"--config={ROOT}/configs/smoke.py", "--config.data.num_classes=10", "--config.data.num_examples=1438"]

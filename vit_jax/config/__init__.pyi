@@ -13,10 +13,6 @@ from .evaluations import first_evaluation as first_evaluation
 from .evaluations import has_classes_of_head as has_classes_of_head
 from .evaluations import kinds_of_task as kinds_of_task
 from .evaluations import source_label as source_label
-from .field import Affects as Affects
-from .field import Field as Field
-from .field import OnResume as OnResume
-from .field import Place as Place
 from .field_names import EXECUTION as EXECUTION
 from .field_names import declared_name as declared_name
 from .field_names import flatten_config as flatten_config
@@ -25,6 +21,10 @@ from .field_names import model_fields as model_fields
 from .field_names import place_of as place_of
 from .field_names import resume_rule as resume_rule
 from .fields import FIELDS as FIELDS
+from .fields import Affects as Affects
+from .fields import Field as Field
+from .fields import OnResume as OnResume
+from .fields import Place as Place
 from .flags import CommandLine as CommandLine
 from .flags import parse_command_line as parse_command_line
 from .flags import parse_value as parse_value

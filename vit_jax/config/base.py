@@ -6,8 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.field import Field
-from vit_jax.config.fields import FIELDS
+from vit_jax.config.fields import FIELDS, Field
 
 
 def get_config() -> ConfigDict:

@@ -8,9 +8,8 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose, refuse
 from vit_jax.config.durations import DURATIONS, epochs_field
 from vit_jax.config.evaluations import best_metrics, eval_fields
-from vit_jax.config.field import Field
 from vit_jax.config.field_names import declared_name, flatten_config
-from vit_jax.config.fields import FIELDS
+from vit_jax.config.fields import FIELDS, Field
 from vit_jax.config.optimizers import check_optimizer
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs

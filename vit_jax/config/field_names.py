@@ -6,8 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.field import Affects, OnResume, Place, rule_of
-from vit_jax.config.fields import FIELDS, RENAMED
+from vit_jax.config.fields import FIELDS, RENAMED, Affects, OnResume, Place, rule_of
 
 
 def flatten_config(config: ConfigDict) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, without_queries
-from vit_jax.config.field import Field
 from vit_jax.config.field_names import rename_fields
-from vit_jax.config.fields import FIELDS
+from vit_jax.config.fields import FIELDS, Field
 from vit_jax.config.optimizers import unset_other_fields
 from vit_jax.storage import atomic_write
 

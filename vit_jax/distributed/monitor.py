@@ -16,9 +16,9 @@ import jax
 from vit_jax import LostHosts, Preempted, exit_code, tell
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.host_shutdown import SHUTDOWN_SECONDS, HostShutdown
+from vit_jax.distributed.lost_hosts import LOST_AFTER_SECONDS, STALLED_AFTER_SECONDS, Clock, Watchdog
 from vit_jax.distributed.preemption import StepAgreement
 from vit_jax.distributed.termination import TerminationSignal
-from vit_jax.distributed.watchdog import LOST_AFTER_SECONDS, STALLED_AFTER_SECONDS, Clock, Watchdog
 
 EXCHANGE_SECONDS = 1.0  # between two exchanges with the other hosts
 HOSTS_AT_FULL_RATE = 128  # with more hosts than this, exchanges are less frequent

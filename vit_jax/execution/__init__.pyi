@@ -13,4 +13,4 @@ from .comparison import make_attention_calls as make_attention_calls
 from .comparison import measure_differences as measure_differences
 from .comparison import measure_mlp_differences as measure_mlp_differences
 from .comparison import mlp_sizes as mlp_sizes
-from .ops import DeviceOps as DeviceOps
+from .device_ops import DeviceOps as DeviceOps

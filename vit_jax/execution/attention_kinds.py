@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.execution.choose import AttentionSizes, choose_packing, choose_shape
-from vit_jax.execution.gradients import add_bias, layer_norm, product
+from vit_jax.execution.norms_and_products import add_bias, layer_norm, product
 from vit_jax.execution.sparse_attention import attend_in_pattern
 from vit_jax.execution.tpu import computes, fused, kernel_change, kernel_relative
 from vit_jax.kernels import Packing

@@ -32,32 +32,12 @@ def _suits_cudnn(sizes: AttentionSizes) -> bool:
     return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
 
-# Beginning of the kind of device -> how the kernel divides its work there; the first row that applies. The last row is
-# of v4, whose cores have the least vector memory, and of devices that are not known. Larger steps need more of it. The
-# matrix units of v6e have 256 columns, those of the others 128. Cycles of a layer, forward and backward, by schedule
-# (libtpu 0.0.42, no chip), with 1,300 registers and 128 queries, and as below: B/16, 128 images, on v5e 0.940 and 0.899
-# million, on v5p 0.476 and 0.461, on v6e 0.769 and 0.494; L/16, 64 images, 0.648 and 0.601, 0.329 and 0.313, 0.540 and
-# 0.347.
-DIVISIONS: tuple[tuple[str, kernels.Division], ...] = (
-    ("TPU v5 lite", kernels.Division(128, 5200, 128 * 2**20)),
-    ("TPU v5e", kernels.Division(128, 5200, 128 * 2**20)),
-    ("TPU v5", kernels.Division(128, 2600, 64 * 2**20)),
-    ("TPU v6", kernels.Division(256, 5200, 128 * 2**20)),
-    ("", kernels.NARROW),
-)
-
-
-def choose_division(device_kind: str) -> kernels.Division:
-    """Returns how the TPU kernel divides its work on a kind of device, as JAX names it."""
-    return next(division for kind, division in DIVISIONS if device_kind.startswith(kind))
-
-
 def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.AttentionShape | None:
     """Returns how the TPU kernel divides its work on a kind of device, as JAX names it.
 
     Returns None if it needs more vector memory than the device has, or does not compute what is added to the scores.
     """
-    itemsize, division = jnp.dtype(sizes.dtype).itemsize, choose_division(device_kind)
+    itemsize, division = jnp.dtype(sizes.dtype).itemsize, kernels.choose_division(device_kind)
     if sizes.unsupported_scores:
         return None
     return kernels.choose_attention_shape(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
@@ -174,7 +154,7 @@ def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str 
     if kind == "fused":
         device_kind = device_kind or traced_device_kind()
         shape = choose_shape(sizes, device_kind)
-        alone = Packing(tokens, 1, kernels.round_up(tokens, kernels.ROW_TILE), choose_division(device_kind))
+        alone = Packing(tokens, 1, kernels.round_up(tokens, kernels.ROW_TILE), kernels.choose_division(device_kind))
         return shape.packing if shape else alone
     # cuDNN's backward pass refuses odd numbers of rows.
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
@@ -199,7 +179,7 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
     if not device_kind.startswith(FUSED) or not allows_fused_mlp(spec) or tensor > 1:
         return "jit"
     itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
-    rows, memory = count_rows(device_kind, spec, images), choose_division(device_kind).memory
+    rows, memory = count_rows(device_kind, spec, images), kernels.choose_division(device_kind).memory
     sizes = kernels.MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, memory)
     return "fused" if kernels.choose_mlp_step(sizes) else "jit"
 

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.execution.attention_kinds import ATTENTIONS, Attention
-from vit_jax.execution.choose import AttentionSizes, attention_sizes, choose_division, choose_packing, choose_shape
+from vit_jax.execution.choose import AttentionSizes, attention_sizes, choose_packing, choose_shape
 from vit_jax.execution.dense_layers import narrow, widen
-from vit_jax.execution.gradients import layer_norm
-from vit_jax.kernels import Packing, fused_mlp, gelu_tanh
+from vit_jax.execution.norms_and_products import layer_norm
+from vit_jax.kernels import Packing, choose_division, fused_mlp, gelu_tanh
 from vit_jax.models import (
     ROTARIES,
     UNCHANGED,

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from jaxtyping import Array, Float
 
-from vit_jax.execution.gradients import add_bias, as_matrix, narrowing_product, product
+from vit_jax.execution.norms_and_products import add_bias, as_matrix, narrowing_product, product
 from vit_jax.models import MlpKind, Rows
 from vit_jax.sharding import constrain, gather, per_device, sum_over
 

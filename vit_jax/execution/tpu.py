@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import kernels
-from vit_jax.execution.choose import choose_division, relative_kind
+from vit_jax.execution.choose import relative_kind
 from vit_jax.execution.dense_layers import ROWS
-from vit_jax.execution.gradients import as_matrix, product
+from vit_jax.execution.norms_and_products import as_matrix, product
 from vit_jax.kernels import Packing, QKChange
 from vit_jax.models import AttentionChange, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
 from vit_jax.sharding import dimensions_of, per_device, sum_over, traced_device_kind
@@ -120,7 +120,7 @@ def add_fused_mlp(
     (kernel1, bias1), (kernel2, bias2) = first, second
 
     def run(x: Rows, vectors: Float[Array, "3 width"], kernel1: Array, bias1: Array, kernel2: Array) -> Rows:
-        memory = choose_division(traced_device_kind()).memory
+        memory = kernels.choose_division(traced_device_kind()).memory
         y = kernels.fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], epsilon, memory)
         return sum_over("mlp", y)  # one device has all hidden channels: the sum states it
 

@@ -1,4 +1,5 @@
 from .attention_kernel import fused_attention as fused_attention
+from .attention_shape import AttentionShape as AttentionShape
 from .attention_shape import choose_attention_shape as choose_attention_shape
 from .compiler_options import Options as Options
 from .compiler_options import before_strided_convolution as before_strided_convolution
@@ -8,13 +9,13 @@ from .gelu import gelu_tanh as gelu_tanh
 from .mlp_kernel import fused_mlp as fused_mlp
 from .mlp_shape import MlpSizes as MlpSizes
 from .mlp_shape import choose_mlp_step as choose_mlp_step
-from .packing import NARROW as NARROW
 from .packing import ROW_TILE as ROW_TILE
-from .packing import Division as Division
 from .packing import Packing as Packing
 from .packing import round_up as round_up
 from .qk_change import QKChange as QKChange
 from .qk_change import lanes_of_heads as lanes_of_heads
 from .relative_table import RelativeKind as RelativeKind
 from .relative_table import spread_table as spread_table
-from .tiles import AttentionShape as AttentionShape
+from .tile_sizes import NARROW as NARROW
+from .tile_sizes import Division as Division
+from .tile_sizes import choose_division as choose_division

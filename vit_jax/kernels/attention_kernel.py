@@ -20,14 +20,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.attention_bodies import backward_kernel, forward_kernel
-from vit_jax.kernels.attention_shape import make_shape
+from vit_jax.kernels.attention_shape import AttentionShape, make_shape, relative_bytes
 from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 from vit_jax.kernels.qk_change import QKChange
 from vit_jax.kernels.qk_change_steps import FusedQKV, apply_change
 from vit_jax.kernels.relative_table import RelativeKind
-from vit_jax.kernels.tiles import AttentionShape
-from vit_jax.kernels.vmem import relative_bytes
 
 # The compiler may use twice as many bytes for its temporary arrays in a step of the grid, and as many more for each
 # further pack: in float32 it takes 21 MiB for two packs of 257 tokens of 16 x 80, and 24 for three (libtpu 0.0.42).

@@ -6,23 +6,13 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+from vit_jax.kernels.tile_sizes import NARROW, Division
+
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 PackedRows: TypeAlias = Float[Array, "rows width"]
 
-LANES = 128  # of a vector register
 # Rows of a tile of memory; those of a tile of bfloat16 in VMEM, at which the kernels begin to read an image.
 ROW_TILE, BFLOAT16_TILE = 8, 16
-
-
-class Division(NamedTuple):
-    """The limits by which the attention kernels divide their work on a kind of chip."""
-
-    queries: int = LANES  # of a tile of scores, at most: the columns of the matrix unit
-    registers: int = 1300  # vector registers of scores in a step of the grid, at most, if images share it
-    memory: int = 16 * 2**20  # bytes of a core's vector memory
-
-
-NARROW = Division()
 
 
 class Packing(NamedTuple):

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.packing import LANES, round_up
+from vit_jax.kernels.packing import round_up
+from vit_jax.kernels.tile_sizes import LANES
 
 Rows: TypeAlias = Float[Array, "rows lanes"]
 Table: TypeAlias = Float[Array, "_ _"]  # rows, lanes

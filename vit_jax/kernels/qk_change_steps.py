@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
+from vit_jax.kernels.attention_shape import AttentionShape
 from vit_jax.kernels.packing import ROW_TILE
 from vit_jax.kernels.qk_change import CHANGED_ROWS, lanes_of_heads
-from vit_jax.kernels.tiles import AttentionShape
 
 FusedQKV: TypeAlias = Float[Array, "packs rows qkv_width"]
 

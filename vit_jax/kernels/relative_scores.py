@@ -19,10 +19,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
+from vit_jax.kernels.attention_shape import AttentionShape
 from vit_jax.kernels.matrix_products import dot, dot_transposed
-from vit_jax.kernels.packing import LANES, ROW_TILE, round_up
+from vit_jax.kernels.packing import ROW_TILE, round_up
 from vit_jax.kernels.relative_table import count_phases, count_rows
-from vit_jax.kernels.tiles import AttentionShape, Tile
+from vit_jax.kernels.tile_sizes import LANES
+from vit_jax.kernels.tiles import Tile
 
 
 class RelativeScores:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.packing import BFLOAT16_TILE, LANES, Packing, round_up
+from vit_jax.kernels.packing import BFLOAT16_TILE, Packing, round_up
+from vit_jax.kernels.tile_sizes import LANES
 
 
 class RelativeKind(NamedTuple):

@@ -1,96 +1,19 @@
-"""How the attention kernels divide their work: steps of the grid, windows of channels, blocks of queries, tiles."""
+"""The parts of a step of the attention kernels: groups of heads, and tiles, a block of queries of one head each."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from vit_jax.kernels.packing import LANES, NARROW, ROW_TILE, Packing
-from vit_jax.kernels.qk_change import QKChange
-from vit_jax.kernels.relative_table import RelativeKind
+from vit_jax.kernels.attention_shape import AttentionShape, count_blocks
+from vit_jax.kernels.packing import ROW_TILE
 
 Value = TypeVar("Value")
-
-# Queries of a tile -> how many tiles' scores are computed before the softmax of the first: the matrix unit then does
-# not wait for a softmax. On chips with little vector memory it is one tile, where so many heads share lanes: a layer of
-# H/14 with 256 tokens takes 0.348 million cycles and 13.5 MiB on v4, with seven tiles 0.353 and 15.5.
-LOOKAHEAD, MANY_HEADS = {128: 7, 256: 5}, 8
-
-
-class AttentionShape(NamedTuple):
-    """The sizes of a call of the attention kernels, and how their grid divides it."""
-
-    heads: int
-    head_dim: int
-    packing: Packing
-    packs: int  # in one step of the grid
-    query_steps: int  # over the queries of an image, each of one block; 1: all queries in one step
-    queries: int  # of a block, which is what a tile has
-    change: QKChange | None = None  # of queries and keys, before they are compared
-    relative: RelativeKind | None = None  # the relative positions
-
-    @property
-    def change_tables(self) -> int:
-        """The number of tables that the change of queries and keys needs; 0 without a change."""
-        return self.change.num_tables if self.change is not None else 0
-
-    @property
-    def num_tables(self) -> int:
-        """The number of all tables: those of the change, then that of the relative positions, if there are any."""
-        return self.change_tables + (self.relative is not None)
-
-    @property
-    def norm_tables(self) -> int:
-        """The number of tables, the first ones, that hold the trained parameters of the norms of queries and keys."""
-        return self.change.norm_tables if self.change is not None else 0
-
-    @property
-    def trained_tables(self) -> list[int]:
-        """The indices of the tables that are trained: that of the norms, then that of the relative positions."""
-        return [*range(self.norm_tables), *([self.num_tables - 1] if self.relative is not None else [])]
-
-    @property
-    def width(self) -> int:
-        """Channels of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def group_size(self) -> int:
-        """The number of heads whose channels fill lanes, see `Group`."""
-        return math.lcm(self.head_dim, LANES) // self.head_dim
-
-    @property
-    def lookahead(self) -> int:
-        """How many tiles' scores are computed before the softmax of the first."""
-        little_memory = self.packing.division == NARROW
-        return 1 if little_memory and self.group_size >= MANY_HEADS else LOOKAHEAD[self.queries]
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks of queries of the image that has most of them."""
-        return self.packing.count_blocks(self.queries)
-
-    @property
-    def lse_rows(self) -> int:
-        """The number of blocks of the log-sum-exp that a pack has in one step of the grid."""
-        return self.packing.images * self.blocks // self.query_steps
-
-
-def count_blocks(packing: Packing, image: int, queries: int) -> int:
-    """Returns how many blocks of queries hold an image of a pack."""
-    return math.ceil(len(packing.window(image)) / queries)
-
-
-def count_registers(packing: Packing, heads: int, queries: int = LANES) -> int:
-    """Returns how many vector registers hold the scores of a pack."""
-    windows = ((count_blocks(packing, image, queries), packing.window(image)) for image in range(packing.images))
-    return heads * queries // LANES * sum(blocks * len(window) // ROW_TILE for blocks, window in windows)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Multi-head self-attention (appendix A, equations 5 to 8)."""
+"""Multi-head self-attention (appendix A): its parameters, and equation 8. Equations 5 to 7 are `PlainOps.attend`."""
 
 import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 
 from vit_jax.models.attention_change import AttentionChange, AttentionWeights, Pattern
 from vit_jax.models.layers import Dense, DenseParameters, NormParameters
-from vit_jax.models.plain import PlainOps, Rows
+from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import ModelSpec

@@ -19,7 +19,7 @@ from vit_jax.models import axial_resnet, resnet
 from vit_jax.models.augmented import augment
 from vit_jax.models.bit_spec import COARSE_STAGE, BitRemat, BitSpec, Border, RootKind, UnitKind
 from vit_jax.models.layers import classifier
-from vit_jax.models.plain import PlainOps
+from vit_jax.models.operations import PlainOps
 from vit_jax.models.resnet import FeatureMap, Kernel, Stage, StdConv, StridedMap
 from vit_jax.models.stand_alone import AttentionRoot, attend_nearby
 from vit_jax.sharding import constrain

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.models.part_specs import Dtype, check_least
+from vit_jax.models.flat_keywords import image_size, row
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
-from vit_jax.models.spec_fields import image_size, row
+from vit_jax.models.spec import Dtype, check_least
 
 # The forms of each are in one dict: FORMS, ROOTS, BORDERS and REMATS.
 UnitKind = Literal["pre_activation", "post_activation", "axial", "stand_alone", "augmented"]

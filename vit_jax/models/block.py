@@ -11,10 +11,9 @@ from vit_jax.models.attention import SelfAttention
 from vit_jax.models.attention_change import AttentionWeights
 from vit_jax.models.layers import LayerNorm, NormParameters, dropout
 from vit_jax.models.mlp import Mlp
-from vit_jax.models.part_specs import BlockKind
-from vit_jax.models.plain import PlainOps, Rows
+from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import BlockKind, ModelSpec
 
 Lines: TypeAlias = Float[Array, "batch lines patches width"]
 WeightsInLines: TypeAlias = Float[Array, "batch lines heads queries keys"]
@@ -63,7 +62,7 @@ class Block(nn.Module):
         y = LayerNorm(spec.block.norm_epsilon, ops, name="norm1")(x)
         y, weights = SelfAttention(spec, ops, name="attention")(y, shared if spec.position.is_relative else None)
         x = x + self._branch("layer_scale1", dropout(self, y, ops), drop_rate)
-        # Equation 3: z = MLP(LN(z')) + z'.
+        # Equation 3: z = MLP(LN(z')) + z'. One operation, since one kernel may compute it.
         norm, mlp = NormParameters(spec.width, name="norm2")(), Mlp(spec, ops, name="mlp")
         x = ops.add_mlp(x, norm, spec.block.norm_epsilon, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
         return ops.place(x, "batch", "width"), weights

@@ -10,9 +10,8 @@ from jaxtyping import Array
 from vit_jax.models.adapters import is_adapted, merge_adapters
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm
-from vit_jax.models.part_specs import DepthSchedule, PositionSpec
-from vit_jax.models.plain import PlainOps, Rows, Tokens
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.operations import PlainOps, Rows, Tokens
+from vit_jax.models.spec import DepthSchedule, ModelSpec, PositionSpec
 from vit_jax.tree import ArrayTree
 
 # Rate of stochastic depth in the first block, as a share of that in the last one; linear between them.
@@ -59,6 +58,7 @@ class Encoder(nn.Module):
             return x, {"blocks": ops.tokens(x)} | ({"attention": weights} if "attention" in capture else {})
 
         x, out = ops.run_blocks(step, x, stacks, rates)
+        # The norm of equation 4.
         x = ops.place(ops.tokens(x), "batch", "tokens", "width")
         return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, ops, name="norm")(x), out
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention_change import NormArrays
-from vit_jax.models.plain import DenseArrays, PlainOps, Rows
+from vit_jax.models.operations import DenseArrays, PlainOps, Rows
 
 
 class DenseParameters(nn.Module):

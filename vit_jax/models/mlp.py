@@ -9,9 +9,8 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.models.layers import DenseParameters, dropout
-from vit_jax.models.part_specs import Activation
-from vit_jax.models.plain import PlainOps, Rows
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.operations import PlainOps, Rows
+from vit_jax.models.spec import Activation, ModelSpec
 
 Hidden: TypeAlias = Float[Array, "rows mlp"]
 

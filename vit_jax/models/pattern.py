@@ -10,8 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Int
 
-from vit_jax.models.part_specs import AttentionPattern
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import AttentionPattern, ModelSpec
 
 Places: TypeAlias = Int[np.ndarray, "..."]
 Pairs: TypeAlias = Bool[np.ndarray, "..."]

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from vit_jax.models.part_specs import PositionKind
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import ModelSpec, PositionKind
 
 Parameter: TypeAlias = Callable[..., Array]  # (name, initializer, shape, dtype) -> the parameter
 PositionTable: TypeAlias = Float[Array, "tokens width"]

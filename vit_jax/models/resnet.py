@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels import before_strided_convolution
 from vit_jax.models.layers import Dense
-from vit_jax.models.plain import PlainOps
+from vit_jax.models.operations import PlainOps
 from vit_jax.sharding import constrain, gather, traced_device_kind
 
 FeatureMap: TypeAlias = Float[Array, "batch rows columns channels"]

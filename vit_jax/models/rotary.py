@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.models.part_specs import Rotary
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import ModelSpec, Rotary
 
 PerToken: TypeAlias = Float[Array, "batch rows heads head_dim"]  # the rows may be more than the tokens
 Angles: TypeAlias = Float[np.ndarray, "tokens half"]

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 
 from vit_jax import UserError, choose
 from vit_jax.models.bit_spec import BitSpec, bit_fields, bit_name, bit_names
+from vit_jax.models.flat_keywords import field_rows, flatten_spec, replace_fields
 from vit_jax.models.spec import ModelSpec
-from vit_jax.models.spec_fields import field_rows, flatten_spec, replace_fields
 
 Spec: TypeAlias = ModelSpec | BitSpec
 

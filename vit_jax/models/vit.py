@@ -1,4 +1,4 @@
-"""The Vision Transformer (arXiv 2010.11929, equations 1 to 4): stem, patches, positions, encoder, head."""
+"""The Vision Transformer (arXiv 2010.11929, equations 1 and 4): stem, patches, positions, encoder, head."""
 
 import dataclasses
 import functools
@@ -14,13 +14,12 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import UserError
 from vit_jax.models.attention_change import Channels
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.head import POOLINGS
 from vit_jax.models.layers import Dense, LayerNorm, classifier, dropout
-from vit_jax.models.part_specs import StemKind
-from vit_jax.models.plain import PlainOps, Tokens
+from vit_jax.models.operations import PlainOps, Tokens
+from vit_jax.models.pooling import POOLINGS
 from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, ResNet, StridedMap
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import ModelSpec, StemKind
 
 Patches: TypeAlias = Float[Array, "batch patches inputs"]
 Images: TypeAlias = Float[Array, "batch rows columns 3"]  # pixels

@@ -6,8 +6,8 @@ from .collectives import Collective as Collective
 from .collectives import find_links as find_links
 from .compile_records import PlanRequest as PlanRequest
 from .compile_records import config_flags as config_flags
-from .compiled import peak_bytes as peak_bytes
 from .compiler import device_bytes as device_bytes
+from .compiler_report import peak_bytes as peak_bytes
 from .flops import run_exaflops as run_exaflops
 from .goodput import ASSUMED_FAULTS as ASSUMED_FAULTS
 from .goodput import Faults as Faults

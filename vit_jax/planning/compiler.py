@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from vit_jax.kernels import Options
 from vit_jax.macs import jaxpr_macs
-from vit_jax.planning import compiled, schedules, serialization
+from vit_jax.planning import compiler_report, schedules, serialization
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.compile_records import Executable, StepReport
 from vit_jax.storage import atomic_write, cache, versions
@@ -66,7 +66,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Compi
     try:
         executable = _compile(lowered, target, list(mesh.devices.flat), measure)
     except jax.errors.JaxRuntimeError as error:
-        needed_bytes = compiled.read_refusal(str(error), device_bytes(function.arguments[0], function.shardings))
+        needed_bytes = compiler_report.read_refusal(str(error), device_bytes(function.arguments[0], function.shardings))
     step = StepReport(
         executable=executable,
         needed_bytes=needed_bytes,
@@ -93,7 +93,7 @@ def _compile(
     if folder:
         schedules.delete_dumps(folder)
     program = lowered.compile()
-    executable = compiled.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
+    executable = compiler_report.read_executable(program, target, devices, schedules.Dumps(folder) if folder else None)
     if measure == "estimate" and executable.kernels and is_topology(target):
         cycles = schedules.sum_kernel_cycles(program.as_text(), target)
         executable = dataclasses.replace(executable, kernel_cycles=cycles)

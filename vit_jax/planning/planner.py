@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from vit_jax.planning.command import training_command
 from vit_jax.planning.compile_records import Compilation, ConfigChange, PlanRequest
-from vit_jax.planning.estimate import estimate_interruptions, estimate_schedule, estimate_step
 from vit_jax.planning.goodput import ASSUMED_FAULTS, Faults
 from vit_jax.planning.plan_records import Advice, LargestBatch, Plan
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
+from vit_jax.planning.time_estimate import estimate_interruptions, estimate_schedule, estimate_step
 
 
 def make_plan(

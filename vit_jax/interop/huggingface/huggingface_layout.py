@@ -2,7 +2,7 @@
 
 The families are ViT, DeiT, Dinov2 (with and without registers) and the vision tower of Siglip. A file has either the
 bare model or a model with a classifier; a DeiT may have two classifiers. What no array states (heads, epsilon,
-activation) is in `config.json` beside the file. The names of the arrays are in `huggingface.families`.
+activation) is in `config.json` beside the file. The names of the arrays are in `huggingface.huggingface_array_names`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import UserError
 from vit_jax.interop import mapping
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.huggingface.families import (
+from vit_jax.interop.huggingface.huggingface_array_names import (
     CLASSIFIERS,
     DEIT,
     DINOV2,

@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax import UserError, printable, tree, user_errors
 from vit_jax.interop import archives, model_description
 from vit_jax.interop.huggingface import hub, huggingface_layout
-from vit_jax.interop.huggingface.families import CLASSIFIERS, IN_MEMORY, VIT
+from vit_jax.interop.huggingface.huggingface_array_names import CLASSIFIERS, IN_MEMORY, VIT
 from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.pytorch import json_text
 from vit_jax.model import Model

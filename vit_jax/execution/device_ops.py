@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from vit_jax.execution import dense_layers, gradients
+from vit_jax.execution import dense_layers, norms_and_products
 from vit_jax.execution.attention_kinds import ATTENTIONS
 from vit_jax.execution.choose import allows_fused_mlp, attention_sizes, choose_packing
 from vit_jax.execution.dense_layers import MLPS
@@ -21,7 +21,6 @@ from vit_jax.models import (
     AttentionWeights,
     BlockStep,
     Channels,
-    Layers,
     ModelSpec,
     NormArrays,
     PlainOps,
@@ -29,6 +28,7 @@ from vit_jax.models import (
     QKVKernel,
     Rows,
     Tokens,
+    TwoLayers,
 )
 from vit_jax.sharding import constrain, gather, local_size
 from vit_jax.tree import ArrayTree
@@ -94,7 +94,7 @@ class DeviceOps(PlainOps):
 
     def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
         """Returns LayerNorm, whose backward pass is written out."""
-        return gradients.layer_norm(x, scale, bias, epsilon)
+        return norms_and_products.layer_norm(x, scale, bias, epsilon)
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the approximate GELU, whose gradient has few operations."""
@@ -116,13 +116,13 @@ class DeviceOps(PlainOps):
         kernel = gather(self._cast(kernel, patches.dtype), "embed/kernel", patches.dtype)
         before = len(added) - patches.shape[1]
         empty = (0, 0), (before, stem.packing.rows - len(added))
-        x = gradients.product(
+        x = norms_and_products.product(
             jnp.pad(patches, (*empty, (0, 0))), jnp.moveaxis(kernel, 2, 0).reshape(-1, self.spec.width)
         )
         if replaced is not None:
             masked, mask = replaced
-            x = jnp.where(jnp.pad(masked, empty)[..., None], gradients.add_bias(jnp.zeros_like(x), mask), x)
-        x = constrain(gradients.add_bias(x, stem.packing.pack(added[None])), ("batch", "tokens", "width"))
+            x = jnp.where(jnp.pad(masked, empty)[..., None], norms_and_products.add_bias(jnp.zeros_like(x), mask), x)
+        x = constrain(norms_and_products.add_bias(x, stem.packing.pack(added[None])), ("batch", "tokens", "width"))
         x = drop(x.reshape(-1, self.spec.width), stem)
         return constrain(stem.packing.repack(x, self.packing), ("batch", "width"))
 
@@ -133,7 +133,7 @@ class DeviceOps(PlainOps):
     def add(self, x: Rows, table: Float[Array, "tokens width"]) -> Rows:
         """Returns the rows plus a row of the table for each token of an image."""
         added = self.packing.pack(jnp.broadcast_to(table, (self.packing.images, *table.shape)))
-        x = gradients.add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
+        x = norms_and_products.add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
         return constrain(x, ("batch", "width"))
 
     def per_token(self, x: Rows, draw: Callable[[tuple[int, int]], Array]) -> Array:
@@ -164,7 +164,9 @@ class DeviceOps(PlainOps):
         _, narrow = MLPS[self.spec.block.mlp]
         return narrow(hidden, self._cast(kernel, hidden.dtype), bias)
 
-    def add_mlp(self, x: Rows, norm: NormArrays, epsilon: float, mlp: Layers, branch: Callable[[Rows], Rows]) -> Rows:
+    def add_mlp(
+        self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
+    ) -> Rows:
         """Returns x + branch(mlp(norm(x))), by one kernel where the spec names it and one device has all channels."""
         spec, x = self.spec, checkpoint_name(x, "between")
         whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float
 from vit_jax.models.attention import out_projection
 from vit_jax.models.layers import Dense, LayerNorm
 from vit_jax.models.mlp import Mlp
-from vit_jax.models.part_specs import Pooling
-from vit_jax.models.plain import PlainOps, Tokens
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.operations import PlainOps, Tokens
+from vit_jax.models.spec import ModelSpec, Pooling
 
 Pooled: TypeAlias = Float[Array, "batch width"]
 

@@ -29,7 +29,7 @@ BlockStep: TypeAlias = Callable[[Rows, ArrayTree, Array | int, Array], tuple[Row
 
 
 @runtime_checkable
-class Layers(Protocol):
+class TwoLayers(Protocol):
     """The two dense layers of an MLP, with what is between and after them; `models.mlp.Mlp`."""
 
     first: Callable[[], DenseArrays]
@@ -173,7 +173,9 @@ class PlainOps:
         """Returns `hidden @ kernel + bias`, the second layer of an MLP."""
         return self.dense(hidden, kernel, bias, "dense2")
 
-    def add_mlp(self, x: Rows, norm: NormArrays, epsilon: float, mlp: Layers, branch: Callable[[Rows], Rows]) -> Rows:
+    def add_mlp(
+        self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
+    ) -> Rows:
         """Returns x + branch(mlp(norm(x))): equation 3, where `branch` is LayerScale and stochastic depth."""
         return x + branch(mlp(self.norm(x, *norm, epsilon)))
 
