@@ -173,7 +173,8 @@ class Model:
             capture: the names of further intermediates to return; "attention" is the only one, and only a ViT has it.
             masked: the patches, in raster order, that the [mask] embedding replaces; only with head=patches.
             ops: the operations; None: in the forms that the spec names, which only reverse-mode differentiation
-                passes. `PlainOps()` allows any differentiation, and a batch of unknown size.
+                passes. `PlainOps()` allows any differentiation without a mesh, and a batch of unknown size; it has no
+                use for the fields attention, mlp, remat, scan and grad_dtype.
 
         Returns:
             logits: float32 [batch, classes]. Without a classifier (num_classes=0) they are the pooled representation.

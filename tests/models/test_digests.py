@@ -135,3 +135,8 @@ def test_a_step_has_the_same_numbers(name, scan, tiny):
     }
     state, metrics = jax.jit(step)(step.init(random_values(shapes)), batch)
     check("step", name, describe({**state.opt_state.trace, "metrics": metrics}))
+
+
+def test_the_file_has_no_other_digests():
+    golden = json.loads(GOLDEN.read_text())
+    assert (golden["init"].keys(), golden["step"].keys()) == ({*MODELS, "adapters"}, {*STEPS})

@@ -7,6 +7,7 @@ import pytest
 
 from tests.models.test_models import images_of, params_of, tiny, tiny_hybrid
 from vit_jax import kernels
+from vit_jax.execution import DeviceOps
 from vit_jax.model import create
 from vit_jax.models import PlainOps
 
@@ -22,6 +23,8 @@ ALL = {
 MODELS = {
     "all at once": tiny(**ALL, scan=True),
     "kernels": tiny(attention="fused", mlp="fused", position="relative", rotary="axial"),
+    "all at once in packed rows": tiny(**ALL, attention="fused", remat="dots"),
+    "masked patches in packed rows": tiny(head="patches", attention="fused", position_place="shared"),
     "rows of several images": tiny(attention="fused", pooling="gap", remat="full"),
     "two products a device": tiny(mlp="shard_map", pooling="map", attention="tokens_first"),
     "masked patches": tiny(head="patches", attention_pattern="local", attention_window=3),
@@ -29,7 +32,7 @@ MODELS = {
     "hybrid": tiny_hybrid(pre_logits=True),
     "BiT": create("BiT", stages=(1,), width=32, resolution=32, num_classes=7, unit="post_activation", se_reduction=16),
 }
-USUAL = ("all at once", "axial")
+USUAL = ("all at once",)
 
 
 def gradients(model, ops):
@@ -52,11 +55,13 @@ def test_values_and_gradients_are_those_of_the_device_forms(name):
     np.testing.assert_allclose(logits, plain, rtol=0, atol=1e-5 * abs(plain).max())
     largest = max(abs(leaf).max() for leaf in jax.tree.leaves(plain_grads))
     for (path, grad), expected in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(plain_grads), strict=True):
-        np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-5 * largest, err_msg=jax.tree_util.keystr(path))
+        # A key's bias has a gradient of zero, but for rounding.
+        size = max(abs(expected).max(), 0.03 * largest)
+        np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-5 * size, err_msg=jax.tree_util.keystr(path))
 
 
 @pytest.mark.parametrize(
-    "name", ["all at once", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n[0] != "a")]
+    "name", ["all at once", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "all at once")]
 )
 def test_the_batch_may_be_unknown(name):
     model, (batch,) = MODELS[name], jax.export.symbolic_shape("batch")
@@ -79,3 +84,8 @@ def test_derivatives_are_taken_forwards_too():
     _, forwards = jax.jit(lambda x, dx: jax.jvp(logits, (x,), (dx,)))(images, moved)
     backwards = jax.jit(lambda x: jax.vjp(logits, x)[1](jnp.ones((2, 7)))[0])(images)
     np.testing.assert_allclose(forwards.sum(), (backwards * moved).sum(), rtol=1e-4)
+
+
+def test_every_operation_has_a_form_on_devices():
+    """One that is inherited would take rows for tokens."""
+    assert {name for name in vars(PlainOps) if not name.startswith("_")} - vars(DeviceOps).keys() == {"lines"}

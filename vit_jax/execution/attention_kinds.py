@@ -25,7 +25,7 @@ from vit_jax.models import (
     scaled,
     softmax_attention,
 )
-from vit_jax.sharding import constrain, gather, traced_device_kind
+from vit_jax.sharding import constrain, gather, local_size, traced_device_kind
 
 # (rows of all images, kernel and bias of the projection, packing of the rows, change) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], tuple[Rows, AttentionWeights]]
@@ -148,24 +148,24 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: At
         return packing.pack(attend_in_pattern(change.pattern.spec, qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
     sizes = AttentionSizes(
-        *(len(x) // packing.rows * packing.images, packing.tokens),
-        *(heads, head_dim, x.dtype.name),
+        *(local_size("batch", len(x) // packing.rows * packing.images), packing.tokens),
+        *(local_size("heads", heads), head_dim, x.dtype.name),
         change=kernel_change(change),
         relative=kernel_relative(change),
         unsupported_scores=not computes(change),
     )
 
-    def plain(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
+    def without_weights(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
         return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
 
     def repacked(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
         suited = choose_packing("fused", sizes)
         return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, change), packing)
 
-    otherwise = plain(_projected(softmax_attention))
+    otherwise = without_weights(_projected(softmax_attention))
     return jax.lax.platform_dependent(
         *(x, kernel, bias),
-        cpu=plain(_projected(heads_first)),
+        cpu=without_weights(_projected(heads_first)),
         tpu=repacked if choose_shape(sizes, traced_device_kind()) else otherwise,
         default=otherwise,
     )

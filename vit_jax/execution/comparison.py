@@ -36,8 +36,8 @@ from vit_jax.tree import ArrayTree
 IMAGES, MANY_IMAGES = 8, 1024
 PARAMETERS = "input", "kernel", "bias", "norms", "relative positions"
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
-ROWS = 1224  # two steps of the kernel's grid, and some rows of a third
-NAMES = (
+COMPARED_ROWS = 1224  # two steps of the kernel's grid, and some rows of a third
+MLP_NAMES = (
     "the result of the MLP",
     "the gradient of the MLP's input",
     "the gradient of the norm",
@@ -184,8 +184,8 @@ def measure_mlp_differences(spec: ModelSpec, device: jax.Device) -> dict[str, fl
         Name -> relative difference: the Euclidean norm of the difference, divided by the norm of the plain array.
     """
     memory = choose_division(device.device_kind).memory
-    differences = jax.jit(functools.partial(_compare, spec.block.norm_epsilon, memory))(*_draw(spec, device))
-    return {name: float(value) for name, value in zip(NAMES, differences, strict=True)}
+    differences = jax.jit(functools.partial(_compare_mlp, spec.block.norm_epsilon, memory))(*_draw_mlp(spec, device))
+    return {name: float(value) for name, value in zip(MLP_NAMES, differences, strict=True)}
 
 
 def mlp_sizes(spec: ModelSpec) -> tuple[Any, ...]:
@@ -193,7 +193,7 @@ def mlp_sizes(spec: ModelSpec) -> tuple[Any, ...]:
     return spec.width, spec.mlp_dim, spec.dtype, spec.kernel_dtype, spec.block.norm_epsilon
 
 
-def _draw(spec: ModelSpec, device: jax.Device) -> list[Array]:
+def _draw_mlp(spec: ModelSpec, device: jax.Device) -> list[Array]:
     """Returns the gradient of the result, and the operands of `fused_mlp`, from a fixed seed."""
     random, width, hidden = np.random.default_rng(0), spec.width, spec.mlp_dim
 
@@ -201,14 +201,14 @@ def _draw(spec: ModelSpec, device: jax.Device) -> list[Array]:
         values = mean + scale * random.standard_normal(shape, np.float32)
         return jax.device_put(values.astype(jnp.dtype(dtype)), device)
 
-    rows = functools.partial(draw, ROWS, width, dtype=spec.dtype)
+    rows = functools.partial(draw, COMPARED_ROWS, width, dtype=spec.dtype)
     norm = draw(2, width, scale=0.1) + jnp.array([[1.0], [0.0]])
     kernel = functools.partial(draw, dtype=spec.kernel_dtype)
     first = kernel(width, hidden, scale=width**-0.5), draw(hidden, scale=0.1)
     return [rows(), rows(), norm, *first, kernel(hidden, width, scale=hidden**-0.5), draw(width, scale=0.1)]
 
 
-def _compare(epsilon: float, memory: int, grad: Rows, *operands: Array) -> list[Float[Array, ""]]:
+def _compare_mlp(epsilon: float, memory: int, grad: Rows, *operands: Array) -> list[Float[Array, ""]]:
     def plain(x: Rows, norm: Array, kernel1: Array, bias1: Array, kernel2: Array, bias2: Array) -> Rows:
         return x + narrow(
             widen(layer_norm(x, norm[0], norm[1], epsilon), kernel1, bias1, "dense1", gelu_tanh), kernel2, bias2

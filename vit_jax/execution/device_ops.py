@@ -36,7 +36,7 @@ from vit_jax.tree import ArrayTree
 ALONE = Packing(1, 1, 1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceOps(PlainOps):
     """The operations in the forms that a spec names, on the mesh for which the model is traced.
 
@@ -44,12 +44,12 @@ class DeviceOps(PlainOps):
     their products.
 
     Attributes:
-        spec: the spec of the model.
+        spec: the spec of the model, a `ModelSpec` or a `BitSpec`.
         packing: the packing of the rows.
     """
 
-    spec: Any = None
-    packing: Packing = ALONE
+    spec: Any
+    packing: Packing = ALONE  # until `for_images`
 
     def for_images(self, spec: ModelSpec, images: int) -> "DeviceOps":
         """Returns the operations for the blocks of a model, given the number of images in the batch."""

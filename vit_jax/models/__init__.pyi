@@ -35,7 +35,6 @@ from .operations import Tokens as Tokens
 from .operations import TwoLayers as TwoLayers
 from .operations import scaled as scaled
 from .operations import softmax_attention as softmax_attention
-from .pattern import attended_pairs as attended_pairs
 from .pattern import block_distance as block_distance
 from .pattern import block_length as block_length
 from .pattern import summary_size as summary_size

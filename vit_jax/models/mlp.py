@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
@@ -11,8 +11,6 @@ from jaxtyping import Array, Float
 from vit_jax.models.layers import DenseParameters, dropout
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.spec import Activation, ModelSpec
-
-Hidden: TypeAlias = Float[Array, "rows mlp"]
 
 
 class Widening(NamedTuple):
