@@ -59,7 +59,7 @@ from vit_jax import (
 )
 from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
 from vit_jax.config.fields import rule_of
-from vit_jax.distributed import coordination, lost_hosts, supervisor
+from vit_jax.distributed import coordination, lost_or_stuck_hosts, supervisor
 from vit_jax.hardware import matmul_rate
 from vit_jax.planning import PlanRequest, worker
 from vit_jax.program import program_without_data
@@ -301,11 +301,11 @@ def test_the_limits_of_the_page_are_those_of_the_code():
     told = re.findall(r"^\| (\w+ [\w' ]+?)(?: \(.*?\))? \| \D*([\d,]+) s", section, re.M)
     assert [(wait, float(limit.replace(",", ""))) for wait, limit in told] == [
         ("for all hosts to start", coordination.JOIN_TIMEOUT_SECONDS),
-        ("for a heartbeat of a host", lost_hosts.LOST_AFTER_SECONDS),
+        ("for a heartbeat of a host", lost_or_stuck_hosts.LOST_AFTER_SECONDS),
         ("without progress on a host", base.get_config().stall_limit),
         ("for a bucket's answer", timeout.TIMEOUT),
     ]
-    assert base.get_config().stall_limit == lost_hosts.STALLED_AFTER_SECONDS
+    assert base.get_config().stall_limit == lost_or_stuck_hosts.STALLED_AFTER_SECONDS
 
 
 def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():

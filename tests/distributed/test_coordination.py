@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from vit_jax import LostHosts, UserError
-from vit_jax.distributed import coordination, lost_hosts
+from vit_jax.distributed import coordination, lost_or_stuck_hosts
 from vit_jax.distributed.agreement import SingleHost, run_on_all
 from vit_jax.distributed.coordination import ProcessGroup
 
@@ -176,7 +176,7 @@ def test_hosts_join_directly_and_are_told_who_is_lost_before_jax_ends_them(monke
     coordination.join_cluster()
     assert (given["num_processes"], given["process_id"]) == (4, 2)
     # JAX's beats are up to half of it apart.
-    assert given["heartbeat_timeout_seconds"] >= 2 * lost_hosts.LOST_AFTER_SECONDS
+    assert given["heartbeat_timeout_seconds"] >= 2 * lost_or_stuck_hosts.LOST_AFTER_SECONDS
     assert not {"HTTPS_PROXY", "https_proxy", "http_proxy"} & set(given["proxies"])
     assert os.environ["HTTPS_PROXY"] == "http://proxy"
 

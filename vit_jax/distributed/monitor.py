@@ -16,7 +16,7 @@ import jax
 from vit_jax import LostHosts, Preempted, exit_code, tell
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.host_shutdown import SHUTDOWN_SECONDS, HostShutdown
-from vit_jax.distributed.lost_hosts import LOST_AFTER_SECONDS, STALLED_AFTER_SECONDS, Clock, Watchdog
+from vit_jax.distributed.lost_or_stuck_hosts import LOST_AFTER_SECONDS, STALLED_AFTER_SECONDS, Clock, Watchdog
 from vit_jax.distributed.preemption import StepAgreement
 from vit_jax.distributed.termination import TerminationSignal
 

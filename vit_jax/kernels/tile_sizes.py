@@ -15,14 +15,15 @@ class Division(NamedTuple):
 
 NARROW = Division()
 
-# Beginning of the kind of device -> the division; the first row that applies. The last row is of v4, whose cores have
-# the least vector memory, and of devices that are not known. The matrix units of v6e have 256 columns, those of the
-# others 128. More registers make longer steps of the grid, which need more vector memory.
+# Beginning of the kind of device, as JAX names it (v5e: TPU v5 lite, v5p: TPU v5) -> the division; the first row that
+# applies. The last row is of v4, whose cores have the least vector memory, and of devices that are not known. The
+# matrix units of v6e have 256 columns, those of the others 128. More registers make longer steps of the grid, which
+# need more vector memory.
 #
 # Millions of cycles of a layer, forward and backward, by the compiler's schedule (libtpu 0.0.42, no chip):
 #
 #                          v5e             v5p             v6e
-#     division             NARROW, below   NARROW, below   NARROW, below
+#     by NARROW, by the row below, each
 #     B/16, 128 images     0.940, 0.899    0.476, 0.461    0.769, 0.494
 #     L/16, 64 images      0.648, 0.601    0.329, 0.313    0.540, 0.347
 DIVISIONS: tuple[tuple[str, Division], ...] = (

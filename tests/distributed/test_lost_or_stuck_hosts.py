@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from vit_jax.distributed.lost_hosts import Watchdog
+from vit_jax.distributed.lost_or_stuck_hosts import Watchdog
 
 
 class Clock:
