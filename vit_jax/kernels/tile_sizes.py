@@ -20,10 +20,10 @@ NARROW = Division()
 # matrix units of v6e have 256 columns, those of the others 128. More registers make longer steps of the grid, which
 # need more vector memory.
 #
-# Millions of cycles of a layer, forward and backward, by the compiler's schedule (libtpu 0.0.42, no chip):
+# Millions of cycles of a layer, forward and backward, by the compiler's schedule (libtpu 0.0.42, no chip), with NARROW
+# and with the division below:
 #
 #                          v5e             v5p             v6e
-#     by NARROW, by the row below, each
 #     B/16, 128 images     0.940, 0.899    0.476, 0.461    0.769, 0.494
 #     L/16, 64 images      0.648, 0.601    0.329, 0.313    0.540, 0.347
 DIVISIONS: tuple[tuple[str, Division], ...] = (
