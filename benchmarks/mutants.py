@@ -39,17 +39,20 @@ SWAPPED = {
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])} | {ast.FloorDiv: ast.Mult}
 # Room -> names of its tests, for rooms whose tests are not called like the room.
 TESTS = {
-    "columns": ["evaluate", "experiments"],
+    "text_tables": ["evaluate", "experiments"],
     "config": ["configs", "cli", "errors", "experiments/test_sweep"],
     "tasks": ["tasks", "masked_patches"],
     "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
     "describe": ["data/test_describe"],
     "doctor": ["machine", "cli"],
     "evals": ["evals", "evaluate"],
+    "execution": ["models", "kernels", "sharding"],
     "finetune": ["experiments/test_finetune", "experiments/test_finetune_tables"],
     "inference": ["evaluate", "program"],
     "look": ["analysis"],
+    "macs": ["planning/test_flops"],
     "main": ["train", "cli"],
+    "model": ["models"],
     "pack": ["data/test_shard_writer"],
     "paper": ["experiments"],
     "plan": ["planning"],

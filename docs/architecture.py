@@ -42,7 +42,7 @@ CAPTIONS = {
     "planning": "compile for absent TPUs",
     "analysis": "figures and pages",
     "cli": "exit codes",
-    "columns": "tables of text",
+    "text_tables": "tables of text",
     "streams": "output that may be closed",
     "kernels": "for one kind of chip",
     "kernel_trials": "kernels beside the plain form",

@@ -31,8 +31,8 @@ import ml_collections
 
 from docs.pages import replace_section
 from docs.plans import plan_recipe
-from vit_jax.columns import markdown_table
 from vit_jax.config import parse_command_line, set_optimizer_fields
+from vit_jax.text_tables import markdown_table
 
 FOLDER = Path(__file__).with_name("recipes")
 RELATIONS = ("same", "differs", "run")

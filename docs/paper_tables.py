@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data
-from vit_jax.columns import markdown_table
 from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data.sources import VTAB_TASKS
 from vit_jax.experiments import RunRecord
 from vit_jax.paper import PaperNumber, PaperRun, list_learning_rates, read_paper_numbers, read_paper_runs
+from vit_jax.text_tables import markdown_table
 
 DATASETS = {
     "imagenet2012": "ImageNet",

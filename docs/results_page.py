@@ -24,9 +24,9 @@ from docs.paper_figures import FIGURES
 from docs.paper_tables import LAYOUTS, format_paper_table, is_recorded
 from vit_jax import cli
 from vit_jax.analysis import plot
-from vit_jax.columns import markdown_table
 from vit_jax.experiments import RunRecord, format_runs, format_transfer, read_records
 from vit_jax.monitoring import write_page
+from vit_jax.text_tables import markdown_table
 
 ITEMS = Path(__file__).with_name("paper_items.toml")
 PLANS = Path(__file__).with_name("paper_plans.csv")

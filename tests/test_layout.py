@@ -16,7 +16,7 @@ from vit_jax.json_text import to_json
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree columns json_text kernels storage paper",
+    "streams tree text_tables json_text kernels storage paper",
     "config machine sharding",
     "data monitoring models",
     "execution",

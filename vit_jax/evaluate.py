@@ -23,10 +23,10 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, data, evals, interop, refuse, tell, without_queries
-from vit_jax.columns import align
 from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
 from vit_jax.json_text import to_json
 from vit_jax.machine import count_cores
+from vit_jax.text_tables import align
 
 
 class EvaluationResult(NamedTuple):

@@ -25,7 +25,6 @@ import functools
 import jax
 
 from vit_jax import MissingData, NonFiniteLoss, UserError, choose, cli, tell
-from vit_jax.columns import align
 from vit_jax.experiments import (
     Combination,
     Train,
@@ -40,6 +39,7 @@ from vit_jax.experiments import (
 from vit_jax.json_text import to_json
 from vit_jax.paper import LEARNING_RATES, PaperNumber, find_paper_number, list_learning_rates
 from vit_jax.storage import check_workdir, filesystem
+from vit_jax.text_tables import align
 
 RESULT_FILE = "finetune.json"
 SEEDS = {"2": "0,1,2", "5": "0", "6": "0"}  # table -> default; the paper averages over three runs in Table 2

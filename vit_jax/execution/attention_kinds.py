@@ -138,10 +138,11 @@ def cudnn(
 def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
-    The compiled program does not contain the other forms. On TPUs the kernel is used, unless it does not compute what
-    is added to the scores, or needs more memory than the TPUs for which the model is traced have (where it is traced
-    for other devices, than the smallest TPUs have). A pattern without relative positions is computed in blocks from
-    `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
+    It is for models for which no device was chosen; `choose.TABLE`, by which `Model.for_device` replaces it, also
+    knows cuDNN. The compiled program does not contain the other forms. On TPUs the kernel is used, unless it does
+    not compute what is added to the scores, or needs more memory than the devices have for which the model is
+    traced; if these are no TPUs, than the smallest TPUs have. A pattern without relative positions is computed in
+    blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
     if change.pattern and not change.relative and packing.tokens >= IN_BLOCKS:
         qkv = project(packing.unpack(x), kernel, bias, change)

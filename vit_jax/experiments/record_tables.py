@@ -5,9 +5,9 @@ import re
 import statistics
 from collections.abc import Sequence
 
-from vit_jax.columns import markdown_table
 from vit_jax.experiments.run_record import RunRecord
 from vit_jax.monitoring import is_percent_metric
+from vit_jax.text_tables import markdown_table
 
 PAGE_HEADER = """# Recorded runs
 

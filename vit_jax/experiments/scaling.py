@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax import UserError, choose, user_errors
-from vit_jax.columns import align
 from vit_jax.config import flatten_config
 from vit_jax.experiments.run_record import read_records
 from vit_jax.monitoring import RunFolder, find_runs, read_run
 from vit_jax.planning import run_exaflops
 from vit_jax.storage import filesystem
+from vit_jax.text_tables import align
 
 COMPUTE = "compute"  # the value of `ScalingPlot.against` that is not a field
 BASE = "base"  # the name of the line whose points belong to all other lines

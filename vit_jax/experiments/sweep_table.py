@@ -3,9 +3,9 @@
 import dataclasses
 import statistics
 
-from vit_jax.columns import align
 from vit_jax.experiments.combinations import Combination, full_split_command
 from vit_jax.experiments.outcomes import Outcome
+from vit_jax.text_tables import align
 
 
 @dataclasses.dataclass(frozen=True)

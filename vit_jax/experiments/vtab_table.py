@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.columns import align
 from vit_jax.paper import read_paper_numbers
+from vit_jax.text_tables import align
 
 MODELS = ("H/14 JFT", "L/16 JFT", "L/16 I21k")
 STATED = [number for number in read_paper_numbers() if number.table == "9"]

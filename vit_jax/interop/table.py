@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from vit_jax.columns import align
+from vit_jax.text_tables import align
 
 
 class Table(tuple[Any, ...]):

@@ -28,7 +28,7 @@ class SelfAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Rows, relative: RelativeTable | None = None) -> tuple[Rows, AttentionWeights]:
-        """Returns what every token attends to, and the attention weights.
+        """Returns the projected sums of the values that every token attends to, and the attention weights.
 
         Args:
             x: the rows of all images.

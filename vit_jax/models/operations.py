@@ -206,7 +206,7 @@ class PlainOps:
 def softmax_attention(
     qkv: Float[Array, "batch tokens 3 heads head_dim"], scores: Callable[[Array], Array] | None = None
 ) -> tuple[Float[Array, "batch tokens width"], Float[Array, "batch heads tokens tokens"]]:
-    """Returns what each token attends to (equations 6 and 7), heads side by side, and the attention weights in float32.
+    """Returns the sums of values weighted by attention (equations 6 and 7), heads side by side, and float32 weights.
 
     Args:
         qkv: queries, keys and values.

@@ -48,7 +48,7 @@ STEMS: dict[StemKind, Callable[[ModelSpec, Images], StridedMap]] = {"patches": p
 
 
 class Embed(nn.Module):
-    """The projection of patches to the width (E of equation 1)."""
+    """The patches, and the parameters of their projection to the width (E of equation 1)."""
 
     spec: ModelSpec
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from vit_jax.columns import align
 from vit_jax.json_text import to_json
 from vit_jax.monitoring.ledger import Category, Ledger
 from vit_jax.storage import atomic_write
+from vit_jax.text_tables import align
 from vit_jax.tree import ArrayTree
 
 LEDGER = "ledger.json"

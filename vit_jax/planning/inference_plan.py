@@ -9,10 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from vit_jax.columns import markdown_table
 from vit_jax.model import create
 from vit_jax.planning.compile_records import Compilation, PlanRequest
 from vit_jax.planning.time_estimate import estimate_schedule, estimate_step
+from vit_jax.text_tables import markdown_table
 
 SIZES = (64, 128, 224, 384, 512)  # pixels, those of the figure
 MODELS = (

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
-from vit_jax.columns import align
 from vit_jax.planning.calibration import RatioBand
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.compile_records import Compilation, EvaluationReport, StepReport, config_flags
 from vit_jax.planning.goodput import GoodputEstimate
 from vit_jax.planning.parts import ACTIVATIONS, function_name, memory_parts
 from vit_jax.planning.plan_records import Estimate, Plan, RunEstimate, ScheduleEstimate
+from vit_jax.text_tables import align
 
 Rows = dict[str, str | None]  # label -> text; None: the plan has no such line
 

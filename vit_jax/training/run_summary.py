@@ -8,13 +8,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
-from vit_jax.columns import align
 from vit_jax.data import choose_workers
 from vit_jax.execution import has_kernel, relative_kind
 from vit_jax.machine import count_cores
 from vit_jax.model import Model
 from vit_jax.optim import Multiplier
 from vit_jax.program import Program
+from vit_jax.text_tables import align
 
 NO_KERNEL = (
     "the kernel, which is faster, computes no relative positions if the class token has a place and registers have "
