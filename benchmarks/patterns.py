@@ -20,7 +20,7 @@ from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.execution import ATTENTIONS, attention_sizes, choose_packing
 from vit_jax.model import create
-from vit_jax.models import AttentionChange, Pattern
+from vit_jax.models import AttentionExtras, Pattern
 from vit_jax.models.pattern import attended_pairs
 from vit_jax.models.spec import ModelSpec
 from vit_jax.planning import serialization, targets
@@ -56,10 +56,10 @@ def compile_case(name: str) -> Report:
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
     packing = choose_packing(kind, attention_sizes(spec, images), device.device_kind)
-    change = AttentionChange()
+    extras = AttentionExtras()
     if spec.attention.is_sparse:
-        change = AttentionChange(pattern=Pattern(spec))
-    attend = functools.partial(ATTENTIONS[kind], packing=packing, change=change)
+        extras = AttentionExtras(pattern=Pattern(spec))
+    attend = functools.partial(ATTENTIONS[kind], packing=packing, extras=extras)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
         attended, transpose = jax.vjp(lambda *operands: attend(*operands)[0], *operands)

@@ -186,14 +186,14 @@ def draw_batch(arguments: argparse.Namespace, images: int) -> dict[str, jax.Arra
     }
 
 
-def triton(x, kernel, bias, packing, change):
+def triton(x, kernel, bias, packing, extras):
     """Attention by the Triton kernel of jax.experimental.pallas, with the signature of `attention_kinds.ATTENTIONS`.
 
     The tokens are padded to whole blocks, which belong to another segment.
     """
     from jax.experimental.pallas.ops.gpu import attention as pallas_attention  # imports GPU libraries
 
-    qkv = attention_kinds.project(packing.unpack(x), kernel, bias, change)
+    qkv = attention_kinds.project(packing.unpack(x), kernel, bias, extras)
     batch, tokens, _, heads, head_dim = qkv.shape
     sizes = pallas_attention.BlockSizes.get_default()
     rows = -(-tokens // sizes.block_q) * sizes.block_q

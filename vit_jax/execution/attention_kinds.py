@@ -14,7 +14,7 @@ from vit_jax.execution.tpu import computes, fused, kernel_change, kernel_relativ
 from vit_jax.kernels import Packing
 from vit_jax.models import (
     QKV,
-    AttentionChange,
+    AttentionExtras,
     AttentionKind,
     AttentionWeights,
     QKVBias,
@@ -27,20 +27,20 @@ from vit_jax.models import (
 )
 from vit_jax.sharding import constrain, gather, local_size, traced_device_kind
 
-# (rows of all images, kernel and bias of the projection, packing of the rows, change) -> (attended rows, weights)
-Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], tuple[Rows, AttentionWeights]]
-RowsOf: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionChange], Rows]
+# (rows of all images, kernel and bias of the projection, packing of the rows, extras) -> (attended rows, weights)
+Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionExtras], tuple[Rows, AttentionWeights]]
+RowsOf: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionExtras], Rows]
 Attended: TypeAlias = Float[Array, "batch tokens width"]
 PerHead: TypeAlias = Float[Array, "batch heads tokens head_dim"]
 
 IN_BLOCKS = 1024  # from so many tokens a pattern is computed in blocks, below by a mask: docs/models.md
 
 
-def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, change: AttentionChange) -> QKV:
-    """Returns the queries, keys and values of all images (equation 5), normalised and rotated as `change` says."""
+def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras) -> QKV:
+    """Returns the queries, keys and values of all images (equation 5), normalised and rotated as `extras` says."""
     kernel = gather(kernel, "qkv/kernel", x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim"))
-    return change.of_heads(qkv, layer_norm)
+    return extras.normalised_and_rotated(qkv, layer_norm)
 
 
 def heads_first(qkv: QKV, scores: ScoreFunction | None = None) -> tuple[Attended, AttentionWeights]:
@@ -90,9 +90,9 @@ _attend.defvjp(_forward, _backward)
 
 def _projected(attention: Callable[[QKV, ScoreFunction | None], tuple[Attended, AttentionWeights]]) -> Attention:
     def attend(
-        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras
     ) -> tuple[Rows, AttentionWeights]:
-        attended, weights = attention(project(packing.unpack(x), kernel, bias, change), change.scores)
+        attended, weights = attention(project(packing.unpack(x), kernel, bias, extras), extras.scores)
         return packing.pack(attended), weights
 
     return attend
@@ -105,26 +105,26 @@ def _with_plain_weights(rows_of: RowsOf) -> Attention:
     """
 
     def attend(
-        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
+        x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras
     ) -> tuple[Rows, AttentionWeights]:
-        attended = rows_of(x, kernel, bias, packing, change)
-        return attended, softmax_attention(project(packing.unpack(x), kernel, bias, change), change.scores)[1]
+        attended = rows_of(x, kernel, bias, packing, extras)
+        return attended, softmax_attention(project(packing.unpack(x), kernel, bias, extras), extras.scores)[1]
 
     return attend
 
 
 def cudnn(
-    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange
+    x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras
 ) -> tuple[Rows, AttentionWeights]:
     """Returns attention by cuDNN on NVIDIA's GPUs. The attention weights are computed by the plain form.
 
     Raises:
         ValueError: something is added to the scores, or there is a pattern.
     """
-    if change.scores:
+    if extras.scores:
         raise ValueError("cuDNN's attention gets no further scores")
     tokens, rows = packing.tokens, packing.rows
-    qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, change)
+    qkv = project(x.reshape(-1, rows, x.shape[-1]), kernel, bias, extras)
     lengths = None if rows == tokens else jnp.full(len(qkv), tokens, jnp.int32)
     attended = jax.nn.dot_product_attention(
         *(qkv[:, :, part] for part in range(3)),
@@ -135,7 +135,7 @@ def cudnn(
     return attended.reshape(x.shape), softmax_attention(qkv[:, :tokens])[1]
 
 
-def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
+def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
     It is for models for which no device was chosen; `choose.TABLE`, by which `Model.for_device` replaces it, also
@@ -144,24 +144,24 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: At
     traced; if these are no TPUs, than the smallest TPUs have. A pattern without relative positions is computed in
     blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
     """
-    if change.pattern and not change.relative and packing.tokens >= IN_BLOCKS:
-        qkv = project(packing.unpack(x), kernel, bias, change)
-        return packing.pack(attend_in_pattern(change.pattern.spec, qkv).reshape(*qkv.shape[:2], -1))
+    if extras.pattern and not extras.relative and packing.tokens >= IN_BLOCKS:
+        qkv = project(packing.unpack(x), kernel, bias, extras)
+        return packing.pack(attend_in_pattern(extras.pattern.spec, qkv).reshape(*qkv.shape[:2], -1))
     heads, head_dim = kernel.shape[2:]
     sizes = AttentionSizes(
         *(local_size("batch", len(x) // packing.rows * packing.images), packing.tokens),
         *(local_size("heads", heads), head_dim, x.dtype.name),
-        change=kernel_change(change),
-        relative=kernel_relative(change),
-        unsupported_scores=not computes(change),
+        change=kernel_change(extras),
+        relative=kernel_relative(extras),
+        unsupported_scores=not computes(extras),
     )
 
     def without_weights(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
-        return lambda x, kernel, bias: attention(x, kernel, bias, packing, change)[0]
+        return lambda x, kernel, bias: attention(x, kernel, bias, packing, extras)[0]
 
     def repacked(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
         suited = choose_packing("fused", sizes)
-        return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, change), packing)
+        return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, extras), packing)
 
     otherwise = without_weights(_projected(softmax_attention))
     return jax.lax.platform_dependent(

@@ -18,9 +18,9 @@ from vit_jax.execution.dense_layers import narrow, widen
 from vit_jax.execution.norms_and_products import layer_norm
 from vit_jax.kernels import Packing, choose_division, fused_mlp, gelu_tanh
 from vit_jax.models import (
+    NO_EXTRAS,
     ROTARIES,
-    UNCHANGED,
-    AttentionChange,
+    AttentionExtras,
     AttentionKind,
     ModelSpec,
     QKVBias,
@@ -59,7 +59,7 @@ def measure_differences(spec: Any, device: jax.Device, tensor: int = 1) -> dict[
     if kind == "fused" and (shape := choose_shape(sizes._replace(images=MANY_IMAGES), device.device_kind)):
         sizes = sizes._replace(images=shape.packs * shape.packing.images)
     packing = choose_packing(kind, sizes, device.device_kind)
-    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, change=draw_change(spec, sizes.heads)))
+    jitted = jax.jit(functools.partial(compare, ATTENTIONS[kind], packing, extras=draw_extras(spec, sizes.heads)))
     differences = jitted(*jax.device_put(draw_operands(sizes), device))
     return {name: float(value) for name, value in differences.items()}
 
@@ -73,7 +73,7 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
     return x, kernel.astype(x.dtype), random.standard_normal((3, heads, head_dim), np.float32), grad
 
 
-def draw_change(spec: ModelSpec, heads: int) -> AttentionChange:
+def draw_extras(spec: ModelSpec, heads: int) -> AttentionExtras:
     """Returns what a model does besides equations 5 to 7, with random norms and relative positions of `heads` heads.
 
     All offsets have rows of their own, since the kernel does not depend on `relative_clip`. The gradients of a clipped
@@ -81,16 +81,16 @@ def draw_change(spec: ModelSpec, heads: int) -> AttentionChange:
     """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
-    change = AttentionChange(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
+    extras = AttentionExtras(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
     if not spec.position.is_relative:
-        return change
+        return extras
 
     def draw(name: str, init: Any, shape: tuple[int, ...], dtype: Any) -> Array:
         shape = (heads, *shape[1:]) if name == "relative_heads" else shape
         return jax.random.normal(jax.random.key(0), shape, dtype)
 
     spec = replace_fields(spec, relative_clip=0)
-    return change._replace(relative=RelativePositions(spec, relative_table(draw, spec)))
+    return extras._replace(relative=RelativePositions(spec, relative_table(draw, spec)))
 
 
 def compare(
@@ -100,7 +100,7 @@ def compare(
     kernel: QKVKernel,
     bias: QKVBias,
     grad: Tokens,
-    change: AttentionChange = UNCHANGED,
+    extras: AttentionExtras = NO_EXTRAS,
 ) -> dict[str, Float[Array, ""]]:
     """Returns name -> relative difference between `attention` and the plain form in float32.
 
@@ -114,16 +114,16 @@ def compare(
         kernel: the kernel of the projection.
         bias: the bias of the projection.
         grad: the gradient of the result.
-        change: what is done besides.
+        extras: what is done besides.
     """
-    trained = change.norms, change.relative and change.relative.table
+    trained = extras.norms, extras.relative and extras.relative.table
 
     def run(
         attention: Attention, packing: Packing, x: Array, kernel: QKVKernel, bias: QKVBias, trained: tuple[Any, Any]
     ) -> Array:
         norms, table = trained
-        relative = change.relative and change.relative._replace(table=table)
-        own = change._replace(norms=norms, relative=relative)
+        relative = extras.relative and extras.relative._replace(table=table)
+        own = extras._replace(norms=norms, relative=relative)
         return packing.unpack(attention(packing.pack(x, EMPTY), kernel, bias, packing, own)[0])
 
     def differentiate(attention: Attention, packing: Packing, dtype: Any) -> list[ArrayTree]:
@@ -165,7 +165,7 @@ def make_attention_calls(
     rows, grad_rows = jax.jit(packing.pack)(x), jax.jit(packing.pack)(grad)
 
     def attend(rows: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
-        return ATTENTIONS[kind](rows, kernel, bias, packing, UNCHANGED)[0]
+        return ATTENTIONS[kind](rows, kernel, bias, packing, NO_EXTRAS)[0]
 
     def differentiate(rows: Rows, kernel: QKVKernel, bias: QKVBias, grad: Rows) -> tuple[Rows, tuple]:
         attended, transpose = jax.vjp(attend, rows, kernel, bias)

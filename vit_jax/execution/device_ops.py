@@ -17,7 +17,7 @@ from vit_jax.execution.stack import run_blocks
 from vit_jax.execution.tpu import add_fused_mlp
 from vit_jax.kernels import Packing, gelu_tanh
 from vit_jax.models import (
-    AttentionChange,
+    AttentionExtras,
     AttentionWeights,
     BlockStep,
     Channels,
@@ -149,10 +149,10 @@ class DeviceOps(PlainOps):
         return self.packing.pack(jnp.broadcast_to(factors, (lines, self.packing.tokens, 1)))
 
     def attend(
-        self, x: Rows, kernel: QKVKernel, bias: QKVBias, change: AttentionChange
+        self, x: Rows, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras
     ) -> tuple[Rows, AttentionWeights]:
         """Returns attention in the form that the spec names, see `PlainOps.attend`."""
-        return ATTENTIONS[self.spec.attention.kind](x, self._cast(kernel, x.dtype), bias, self.packing, change)
+        return ATTENTIONS[self.spec.attention.kind](x, self._cast(kernel, x.dtype), bias, self.packing, extras)
 
     def widen(self, x: Rows, kernel: Array, bias: Array, name: str, activate: Callable[[Array], Array]) -> Array:
         """Returns the hidden channels of an MLP, with the communication that the spec names."""

@@ -13,59 +13,59 @@ from vit_jax.execution.choose import relative_kind
 from vit_jax.execution.dense_layers import ROWS
 from vit_jax.execution.norms_and_products import as_matrix, product
 from vit_jax.kernels import Packing, QKChange
-from vit_jax.models import AttentionChange, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
+from vit_jax.models import AttentionExtras, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
 from vit_jax.sharding import dimensions_of, per_device, sum_over, traced_device_kind
 
 
-def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, change: AttentionChange) -> Rows:
+def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
     """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
 
     Raises:
         ValueError: the kernel does not compute all that is added to the scores.
     """
-    if not computes(change):
+    if not computes(extras):
         raise ValueError("the kernel does not compute all that is added to the scores")
 
     def attend(
         x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias
     ) -> Float[Array, "*rows channels"]:
         _, _, heads, head_dim = kernel.shape
-        if change.norms:
+        if extras.norms:
             kernel, bias = centred(kernel), centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
-        tables = kernel_tables(change, norms, packing, heads, head_dim)
-        tables += (kernels.spread_table(relative, packing),) if change.relative else ()
+        tables = kernel_tables(extras, norms, packing, heads, head_dim)
+        tables += (kernels.spread_table(relative, packing),) if extras.relative else ()
         attended = kernels.fused_attention(
             *(projected, bias.reshape(-1), packing, heads),
-            change=kernel_change(change),
-            relative=kernel_relative(change),
+            change=kernel_change(extras),
+            relative=kernel_relative(extras),
             tables=tables,
         )
         return attended.reshape(-1, heads * head_dim)
 
-    relative = change.relative.table if change.relative else jnp.zeros((0, 1))
+    relative = extras.relative.table if extras.relative else jnp.zeros((0, 1))
     # Parameters are gathered in the dtype of the rows. The norms and the relative positions, whose gradients stay in
     # float32, are passed like rows.
     of_relative = dimensions_of("relative_heads" if relative.ndim == 3 else "relative")
     names = ("batch", "width"), ("norms", "channels"), of_relative
     attend = per_device(attend, names, ("qkv/kernel", "qkv/bias"), ("batch", "heads"), packing.rows)
-    return attend(x, norm_rows(change), relative, kernel, bias)
+    return attend(x, norm_rows(extras), relative, kernel, bias)
 
 
-def kernel_change(change: AttentionChange) -> QKChange | None:
+def kernel_change(extras: AttentionExtras) -> QKChange | None:
     """Returns what the kernel does to queries and keys; None: nothing."""
-    rotates = change.angles is not None
-    return QKChange(change.epsilon if change.norms else None, rotates) if change.norms or rotates else None
+    rotates = extras.angles is not None
+    return QKChange(extras.epsilon if extras.norms else None, rotates) if extras.norms or rotates else None
 
 
-def kernel_relative(change: AttentionChange) -> kernels.RelativeKind | None:
+def kernel_relative(extras: AttentionExtras) -> kernels.RelativeKind | None:
     """Returns the relative positions as the kernel takes them; None: there are none, or it takes none of these."""
-    return change.relative and relative_kind(change.relative.spec)
+    return extras.relative and relative_kind(extras.relative.spec)
 
 
-def computes(change: AttentionChange) -> bool:
+def computes(extras: AttentionExtras) -> bool:
     """Returns whether the kernel computes all that is added to the scores."""
-    return change.pattern is None and (change.relative is None or kernel_relative(change) is not None)
+    return extras.pattern is None and (extras.relative is None or kernel_relative(extras) is not None)
 
 
 def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
@@ -77,29 +77,29 @@ def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 
     return jnp.concatenate([compared - compared.mean(-1, keepdims=True), values], axis=-3).astype(x.dtype)
 
 
-def norm_rows(change: AttentionChange) -> Float[Array, "rows head_dim"]:
+def norm_rows(extras: AttentionExtras) -> Float[Array, "rows head_dim"]:
     """Returns four rows: scale and bias of the queries' norm, then of the keys'. There are no rows without norms."""
-    return jnp.stack([each for norm in change.norms for each in norm]) if change.norms else jnp.zeros((0, 1))
+    return jnp.stack([each for norm in extras.norms for each in norm]) if extras.norms else jnp.zeros((0, 1))
 
 
 def kernel_tables(
-    change: AttentionChange, norms: Array, packing: Packing, heads: int, head_dim: int
+    extras: AttentionExtras, norms: Array, packing: Packing, heads: int, head_dim: int
 ) -> tuple[jax.Array, ...]:
     """Returns the tables that the attention kernel needs, see `kernels.QKChange.num_tables`.
 
     Args:
-        change: what the model adds.
+        extras: what the model adds.
         norms: scale and bias, as `norm_rows` returns them.
         packing: the packing of the rows of queries and keys.
         heads: the number of heads on one device.
         head_dim: the channels of a head.
     """
     repeats = kernels.lanes_of_heads(head_dim, heads * head_dim) // head_dim
-    tables = [jnp.tile(norms, (1, repeats))] if change.norms else []
-    if change.angles is not None:
-        empty = (0, packing.rows - packing.images * len(change.angles)), (0, 0)
+    tables = [jnp.tile(norms, (1, repeats))] if extras.norms else []
+    if extras.angles is not None:
+        empty = (0, packing.rows - packing.images * len(extras.angles)), (0, 0)
         for function in (np.cos, np.sin):
-            pairs = jnp.repeat(jnp.asarray(function(change.angles), jnp.float32), 2, axis=1)
+            pairs = jnp.repeat(jnp.asarray(function(extras.angles), jnp.float32), 2, axis=1)
             tables.append(jnp.pad(jnp.tile(pairs, (packing.images, repeats)), empty))
     return tuple(tables)
 

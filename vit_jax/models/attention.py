@@ -3,7 +3,7 @@
 import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 
-from vit_jax.models.attention_change import AttentionChange, AttentionWeights, Pattern
+from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Pattern
 from vit_jax.models.layers import Dense, DenseParameters, NormParameters
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
@@ -39,14 +39,14 @@ class SelfAttention(nn.Module):
         init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
         shape = (3, spec.attention.num_heads, spec.head_dim)
         kernel, bias = DenseParameters((spec.width,), shape, init, name="qkv")()
-        attended, weights = self.ops.attend(x, kernel, bias, self._change(relative))  # equations 5 to 7
+        attended, weights = self.ops.attend(x, kernel, bias, self._extras(relative))  # equations 5 to 7
         return out_projection(spec, self.ops)(attended), weights  # equation 8
 
-    def _change(self, shared: RelativeTable | None) -> AttentionChange:
+    def _extras(self, shared: RelativeTable | None) -> AttentionExtras:
         spec, relative = self.spec, None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
         norms = tuple(NormParameters(spec.head_dim, name=name)() for name in names)
         if spec.position.is_relative:
             relative = RelativePositions(spec, relative_table(self.param, spec) if shared is None else shared)
         pattern = Pattern(spec) if spec.attention.is_sparse else None
-        return AttentionChange(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)
+        return AttentionExtras(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import SelfAttention
-from vit_jax.models.attention_change import AttentionWeights
+from vit_jax.models.attention_extras import AttentionWeights
 from vit_jax.models.layers import LayerNorm, NormParameters, dropout
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.operations import PlainOps, Rows

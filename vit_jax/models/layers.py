@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention_change import NormArrays
+from vit_jax.models.attention_extras import NormArrays
 from vit_jax.models.operations import DenseArrays, PlainOps, Rows
 
 

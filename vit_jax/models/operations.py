@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from vit_jax.models.attention_change import AttentionChange, AttentionWeights, Channels, NormArrays
+from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Channels, NormArrays
 from vit_jax.models.spec import ModelSpec
 from vit_jax.tree import ArrayTree
 
@@ -151,7 +151,7 @@ class PlainOps:
         return factors if self.lines == 1 else jnp.repeat(factors, self.lines, axis=0)
 
     def attend(
-        self, x: Rows, kernel: QKVKernel, bias: QKVBias, change: AttentionChange
+        self, x: Rows, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras
     ) -> tuple[Rows, AttentionWeights]:
         """Returns the values weighted by softmax(q kᵀ / √head_dim), heads side by side, and these weights in float32.
 
@@ -159,10 +159,10 @@ class PlainOps:
             x: the rows of all images.
             kernel: that of queries, keys and values.
             bias: theirs.
-            change: what the model does besides equations 5 to 7.
+            extras: what the model does besides equations 5 to 7.
         """
-        qkv = change.of_heads(self.dense(x, kernel, bias, "qkv"), self.norm)  # equation 5
-        attended, weights = softmax_attention(qkv, change.scores)  # equations 6 and 7
+        qkv = extras.normalised_and_rotated(self.dense(x, kernel, bias, "qkv"), self.norm)  # equation 5
+        attended, weights = softmax_attention(qkv, extras.scores)  # equations 6 and 7
         return self.rows(attended), weights
 
     def widen(self, x: Rows, kernel: Array, bias: Array, name: str, activate: Callable[[Array], Array]) -> Array:

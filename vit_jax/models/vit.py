@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError
-from vit_jax.models.attention_change import Channels
+from vit_jax.models.attention_extras import Channels
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import Dense, LayerNorm, classifier, dropout
 from vit_jax.models.operations import PlainOps, Tokens

@@ -32,7 +32,7 @@ class Pattern(NamedTuple):
         return jnp.broadcast_to(jnp.where(attended_pairs(self.spec), 0.0, -jnp.inf), (batch, heads, tokens, tokens))
 
 
-class AttentionChange(NamedTuple):
+class AttentionExtras(NamedTuple):
     """The additions of a model to equations 5 to 7; by default, there are none.
 
     Attributes:
@@ -49,7 +49,7 @@ class AttentionChange(NamedTuple):
     relative: RelativePositions | None = None
     pattern: Pattern | None = None
 
-    def of_heads(self, qkv: QKV, norm: Norm) -> QKV:
+    def normalised_and_rotated(self, qkv: QKV, norm: Norm) -> QKV:
         """Returns normalised and rotated queries and keys, and the unchanged values."""
         if not self.norms and self.angles is None:
             return qkv
@@ -68,4 +68,4 @@ class AttentionChange(NamedTuple):
         return (lambda queries: sum(function(queries) for function in functions)) if functions else None
 
 
-UNCHANGED = AttentionChange()
+NO_EXTRAS = AttentionExtras()
