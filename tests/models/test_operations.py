@@ -8,6 +8,7 @@ import pytest
 from tests.models.test_models import images_of, params_of, tiny, tiny_hybrid
 from vit_jax import kernels
 from vit_jax.execution import DeviceOps
+from vit_jax.kernel_trials.correctness import TOLERANCE
 from vit_jax.model import create
 from vit_jax.models import PlainOps
 
@@ -58,6 +59,19 @@ def test_values_and_gradients_are_those_of_the_device_forms(name):
         # A key's bias has a gradient of zero, but for rounding.
         size = max(abs(expected).max(), 0.03 * largest)
         np.testing.assert_allclose(grad, expected, rtol=0, atol=1e-5 * size, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kernels", "all at once in packed rows", "axial"])
+def test_device_forms_in_bfloat16_are_within_the_tolerance_of_a_kernel(name):
+    """Of the plain form in float32: the Euclidean norm of the difference, in the norm of the array."""
+    logits, grads = gradients(MODELS[name].with_fields(dtype="bfloat16"), None)
+    plain, plain_grads = gradients(MODELS[name], PlainOps())
+    pairs = list(zip(jax.tree.leaves((logits, grads)), jax.tree.leaves((plain, plain_grads)), strict=True))
+    largest = max(np.linalg.norm(np.ravel(expected)) for _, expected in pairs)
+    for found, expected in pairs:
+        size = max(np.linalg.norm(np.ravel(expected)), 1e-2 * largest)
+        assert np.linalg.norm(np.ravel(np.asarray(found, np.float32) - expected)) < TOLERANCE * size
 
 
 @pytest.mark.parametrize(
