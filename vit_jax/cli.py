@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -19,6 +20,7 @@ from vit_jax import (
     UserError,
     exit_code,
     ignore_closed_stdout,
+    printable,
     reason,
     tell,
     without_queries,
@@ -171,12 +173,12 @@ def parse_resolution(text: str) -> int | tuple[int, ...]:
     """Returns a resolution in the form that `vit_jax.load` takes.
 
     Raises:
-        UserError: it is not one or two whole numbers.
+        UserError: it is not one or two numbers of pixels.
     """
-    sides = text.split("x")
-    if not all(side.isdecimal() for side in sides):
-        raise UserError(f"--resolution={text} must be one size or HEIGHTxWIDTH, as in 384 or 384x512.")
-    return int(text) if len(sides) == 1 else tuple(map(int, sides))
+    if not re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5})?", text, re.ASCII):
+        raise UserError(f"--resolution={printable(text, 40)} must be one size or HEIGHTxWIDTH, as in 384 or 384x512.")
+    sides = tuple(map(int, text.split("x")))
+    return sides[0] if len(sides) == 1 else sides
 
 
 def join_hosts() -> None:

@@ -99,8 +99,9 @@ def test_commands_take_a_resolution(tmp_path, capsys, monkeypatch):
         assert look.examine(place, [tmp_path / "data" / "test" / "a" / "x.png"], **more)[0].image_size == size
     convert.main(["convert", place, str(tmp_path / "y.npz")])
     assert "y.npz: ours layout, ViT/8, 32x32 pixels" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--resolution=large must be one size or HEIGHTxWIDTH"):
-        predict.main(["predict", place, images, "--resolution=large"])
+    for wrong in ("large", "0", "24x0", "24x24x24", "9" * 5000):
+        with pytest.raises(UserError, match="must be one size or HEIGHTxWIDTH"):
+            convert.main(["convert", place, str(tmp_path / "z.npz"), f"--resolution={wrong}"])
 
 
 def test_a_run_starts_from_the_positions_of_the_file(tmp_path, capsys, quick):
