@@ -14,8 +14,7 @@ from vit_jax.config import check_config, resolve_config
 from vit_jax.model import create, parameter_shapes
 from vit_jax.program import make_program, prepare, program_without_data
 from vit_jax.tasks import MaskedPatches
-from vit_jax.tasks.corruption import cut_patches, draw_corruption, join_patches
-from vit_jax.tasks.patch_targets import TARGETS, Colors
+from vit_jax.tasks.masked_patches import TARGETS, Colors, cut_patches, draw_corruption, join_patches
 from vit_jax.training.workdir import load_init
 
 RANDOM = np.random.default_rng(0)

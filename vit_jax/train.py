@@ -60,7 +60,7 @@ def train(
         with supervisor.phase("restoring", Category.RESTORING if run_workdir.start else None):
             state, origin = run_workdir.restore_or_init()
         log = stack.enter_context(contextlib.closing(run_workdir.open_log(origin, supervisor.ledger, watch)))
-        teacher_params = place_teacher(teacher, config, program, info, run_workdir, log, supervisor)
+        teacher_params = place_teacher(teacher, config, program, info, run_workdir.start, log, supervisor)
         if run_workdir.start < config.total_steps:
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step", Category.COMPILING):

@@ -8,8 +8,7 @@ from vit_jax import UserError, refuse
 from vit_jax.model import Model
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
-from vit_jax.tasks.masked_patches import MaskedPatches
-from vit_jax.tasks.patch_targets import TARGETS
+from vit_jax.tasks.masked_patches import TARGETS, MaskedPatches
 from vit_jax.tasks.task import Task
 
 

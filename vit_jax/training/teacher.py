@@ -1,4 +1,7 @@
-"""The teacher of distillation: a frozen model that a student learns from besides its labels."""
+"""The teacher of distillation: a frozen model that a student learns from besides its labels.
+
+Its weights are loaded, compared with those of an earlier start of the run, placed on the devices, and evaluated once.
+"""
 
 import dataclasses
 import functools
@@ -7,12 +10,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, errors_of, interop, tree
+from vit_jax import UserError, data, errors_of, evals, interop, tree
 from vit_jax.config import check_config
+from vit_jax.distributed import Supervisor, check_equal
 from vit_jax.inference import Inference
 from vit_jax.macs import macs_per_image
 from vit_jax.model import Model
-from vit_jax.program import image_size_without_data
+from vit_jax.monitoring import Category, MetricWriter, format_value
+from vit_jax.program import Program, image_size_without_data
 from vit_jax.training.initial_weights import check_range
 from vit_jax.tree import ArrayTree
 
@@ -100,3 +105,46 @@ def check_teacher(teacher: Teacher, identity: dict[str, str] | None, location: s
 def _in_words(source: str, identity: dict[str, str]) -> str:
     words = ", ".join(f"{name} {value}" for name, value in identity.items())
     return f"{source} ({words})" if words else source
+
+
+def place_teacher(
+    teacher: Teacher | None,
+    config: ConfigDict,
+    program: Program,
+    info: data.DataInfo,
+    start: int,
+    log: MetricWriter,
+    supervisor: Supervisor,
+) -> tuple[ArrayTree, ...]:
+    """Returns the further arguments of `Program.train_step`: the teacher's parameters on the devices, or ().
+
+    The log names the teacher. At the first start of a run, it also has the metrics of the teacher, from those of the
+    run's evaluations that suit its task.
+
+    Args:
+        teacher: the teacher; None: there is none.
+        config: the configuration of the run.
+        program: the program of the run.
+        info: the data of the run.
+        start: the number of steps that the run has made.
+        log: the log of the run.
+        supervisor: the supervisor of the run.
+
+    Raises:
+        UserError: the hosts have different teachers, the devices have too little memory, or the classes of the teacher
+            and of the data differ.
+    """
+    if teacher is None or program.teacher is None:
+        return ()
+    check_equal(supervisor, {f"the {name} of the teacher": value for name, value in teacher.identity.items()})
+    with errors_of(f"task.teacher={teacher.source}"):
+        interop.check_class_order(teacher.model.class_names, info.class_names)
+    params, line = teacher.place(program.teacher), teacher.describe()
+    if start == 0:
+        with supervisor.phase("evaluating the teacher", Category.EVALUATING):
+            evals.check_fits(config, program.teacher, program.eval_batch, params)
+            evaluators = evals.make_head_evaluators(config, program.teacher, info.opened)
+            metrics = evals.run_evaluators(evaluators, params, supervisor.count_step)
+        line += "".join(f", {name} {format_value(name, value)}" for name, value in metrics.items())
+    log.write_text(line)
+    return (params,)
