@@ -1,6 +1,3 @@
-from .class_names import compose as compose
-from .class_names import describe_classes as describe_classes
-from .class_names import have_same_classes as have_same_classes
 from .kinds import change_paths as change_paths
 from .kinds import is_in_shards as is_in_shards
 from .kinds import list_splits as list_splits
@@ -13,9 +10,12 @@ from .source import Mixture as Mixture
 from .source import Shards as Shards
 from .source import Source as Source
 from .source import SourceConfig as SourceConfig
+from .source import compose as compose
+from .source import describe_classes as describe_classes
+from .source import have_same_classes as have_same_classes
 from .source import label_list as label_list
 from .splits import UnknownSplit as UnknownSplit
 from .splits import locate_example as locate_example
-from .vtab_tasks import VTAB_GROUPS as VTAB_GROUPS
-from .vtab_tasks import VTAB_TASKS as VTAB_TASKS
+from .vtab import VTAB_GROUPS as VTAB_GROUPS
+from .vtab import VTAB_TASKS as VTAB_TASKS
 from .webdataset_description import describe_tars as describe_tars

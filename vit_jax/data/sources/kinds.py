@@ -13,14 +13,13 @@ from vit_jax.config import PATH_SOURCES
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.array_record import list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
-from vit_jax.data.sources.class_renaming import read_renaming
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
-from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture
+from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture, read_renaming
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
-from vit_jax.data.sources.vtab_sources import VTAB_SPLITS, open_vtab
+from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
 from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
 from vit_jax.storage import filesystem
 
