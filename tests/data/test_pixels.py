@@ -17,8 +17,8 @@ from vit_jax import UserError, train
 from vit_jax.data import loader
 from vit_jax.data.crops import inception_box
 from vit_jax.data.images import decode, encode
+from vit_jax.data.packing import shard_writer
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import shard_writer
 
 
 def noise(height, width, seed=0):

@@ -20,6 +20,7 @@ from vit_jax.storage import Version, cache, filesystem
 
 OPEN_FILES = raise_open_files_limit()  # per process; each shard that is open is one
 MAX_OPEN, MAX_STREAMED = min(512, OPEN_FILES // 2), OPEN_FILES // 4  # shards per process
+STREAMED_BYTES = 64_000_000  # about the size of a shard to be streamed, since hosts hold a few of them at a time
 ROOM_WAIT = 60.0  # seconds that other processes have to close the shards that they stream
 
 

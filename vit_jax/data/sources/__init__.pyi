@@ -1,10 +1,11 @@
 from .kinds import change_paths as change_paths
+from .kinds import describe_source as describe_source
 from .kinds import is_in_shards as is_in_shards
 from .kinds import list_splits as list_splits
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
-from .sharded import check_labels as check_labels
+from .kinds import source_label as source_label
 from .source import Label as Label
 from .source import Mixture as Mixture
 from .source import Shards as Shards
@@ -18,4 +19,3 @@ from .splits import UnknownSplit as UnknownSplit
 from .splits import locate_example as locate_example
 from .vtab import VTAB_GROUPS as VTAB_GROUPS
 from .vtab import VTAB_TASKS as VTAB_TASKS
-from .webdataset_description import describe_tars as describe_tars
