@@ -116,7 +116,7 @@ def count_records(
     path: str, size: int | None = None, version: Version | None = None, format: str = "array_record"
 ) -> int:
     """Returns the number of records of a shard, after copying a remote one; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path, version), size, format).num_records()
+    return open_reader(path, filesystem.local_copy(path, version=version), size, format).num_records()
 
 
 @functools.cache

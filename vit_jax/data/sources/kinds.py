@@ -140,8 +140,9 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
         UserError: the source is unknown or missing, has no such split, or does not fit into the cache.
     """
     kind, name = parse_source(source_config.source)
-    shards.forget_readers()  # files of the same names may have been replaced
     source = KINDS[kind].open(source_config, name, split)
+    if source.shards:
+        shards.forget_readers()  # other files may have these names since this process has opened some
     if not streams:
         source.check_cache_room()
     # Files of a place are the same data, whatever columns are read of them; other data are told by their names.

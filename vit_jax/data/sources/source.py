@@ -38,9 +38,7 @@ class SourceConfig:
     """The source of examples, and what a user states about them.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
-            `parquet:PATTERN`, `hf://datasets/OWNER/NAME`, `npz:PATH`, `synthetic` or
-            `mix:0.7*SOURCE+0.3*SOURCE`.
+        source: `KIND` or `KIND:NAME`, see `kinds.KINDS`.
         data_dir: the folder of TFDS data; None: TFDS's own.
         num_classes: number of classes of synthetic images, and of data that do not state it.
         max_labels: the most labels of an image in multi-label data that do not state it.
