@@ -18,7 +18,7 @@ from tests.data.test_array_record import SEVERAL, write_set
 from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError, pack
 from vit_jax.data import loader
-from vit_jax.data.images import decode, encode
+from vit_jax.data.images import decode, encode, jpeg
 from vit_jax.data.packing import shard_writer
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shards import array_record_file
@@ -129,7 +129,7 @@ def test_folders_are_turned_upright(photos, tmp_path):
             changed = decode.exif_orientation(old.data) != 1
             turned += changed
             assert label == same and (old.data == new.data) == (not changed)
-            if decode.is_jpeg(new.data) and changed:
+            if jpeg.is_jpeg(new.data) and changed:
                 assert np.abs(old.decode().astype(int) - new.decode()).mean() < 2
             else:
                 np.testing.assert_array_equal(old.decode(), new.decode())

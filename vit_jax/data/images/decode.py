@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
@@ -91,7 +90,7 @@ class EncodedImage:
 
     @functools.cached_property
     def _frame(self) -> jpeg.Frame | None:
-        frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
+        frame = jpeg.read_frame(self.data) if jpeg.is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
         turned = self.exif and exif_orientation(self.data) != 1
@@ -145,7 +144,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
-        image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
+        image = decode_jpeg(data) if jpeg.is_jpeg(data) else decode_other(data)
         return apply_orientation(image, data) if exif else image
 
 
@@ -186,27 +185,13 @@ def decode_errors(name: str) -> Iterator[None]:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
 
 
-def is_jpeg(data: bytes) -> bool:
-    """Returns whether the data begins as a JPEG file does."""
-    return data[:2] == b"\xff\xd8"
-
-
 def decode_jpeg(data: bytes) -> RGB:
     """Decodes JPEG data: CMYK images with Pillow, all others with libjpeg-turbo."""
-    height, width, colorspace = jpeg_header(data)
+    height, width, colorspace = jpeg.read_size(data)
     check_pixel_count(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return decode_with_pillow(data)
     return jpeg.decode_whole(data)
-
-
-def jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Returns the height, width and colour space of JPEG data; raises ValueError if its header is damaged."""
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except KeyError:
-        raise ValueError("damaged JPEG header") from None
-    return height, width, colorspace
 
 
 def check_pixel_count(height: int, width: int) -> None:
@@ -275,7 +260,7 @@ def exif_orientation(data: bytes) -> int:
     """
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return 1
-    stating = jpeg.exif_only(data) if is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
+    stating = jpeg.exif_only(data) if jpeg.is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
     if not stating:
         return 1
     try:

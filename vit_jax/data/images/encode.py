@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.images.decode import RGB, Crop, EncodedImage, exif_orientation, is_jpeg
+from vit_jax.data.images.decode import RGB, Crop, EncodedImage, exif_orientation
+from vit_jax.data.images.jpeg import is_jpeg
 from vit_jax.data.images.resize import resize_pixels, shrunk_size
 
 

@@ -11,14 +11,8 @@ from collections.abc import Callable, Sequence
 from PIL import Image
 
 from vit_jax import UserError
-from vit_jax.data.images.decode import (
-    FORMATS,
-    DecodeError,
-    check_pixel_count,
-    decode_errors,
-    is_jpeg,
-    jpeg_header,
-)
+from vit_jax.data.images import jpeg
+from vit_jax.data.images.decode import FORMATS, DecodeError, check_pixel_count, decode_errors
 from vit_jax.data.thread_pool import open_thread_pool
 
 HEADER_BYTES = 1 << 14  # of a file that are read first: they usually contain its header
@@ -68,8 +62,8 @@ def stated_size(data: bytes, name: str) -> tuple[int, int]:
         DecodeError: the header is cut off or damaged, of another format, or states too many pixels.
     """
     with decode_errors(name):
-        if is_jpeg(data):
-            height, width, _ = jpeg_header(data)
+        if jpeg.is_jpeg(data):
+            height, width, _ = jpeg.read_size(data)
         else:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 height, width = image.height, image.width

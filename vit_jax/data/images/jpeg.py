@@ -54,6 +54,20 @@ class Frame:
     has_restart_markers: bool
 
 
+def is_jpeg(data: bytes) -> bool:
+    """Returns whether the data begins as a JPEG file does."""
+    return data[:2] == b"\xff\xd8"
+
+
+def read_size(data: bytes) -> tuple[int, int, str]:
+    """Returns the height, the width and the colour space that a JPEG states; raises ValueError if it is damaged."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except KeyError:
+        raise ValueError("damaged JPEG header") from None
+    return height, width, colorspace
+
+
 def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
     """Returns the segments of a JPEG before its entropy-coded data; the last one is the scan header.
 

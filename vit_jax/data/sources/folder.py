@@ -349,7 +349,7 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits of a folder that have labels, and prints which splits have none.
 
     Raises:
-        UserError: see `split_folders`.
+        UserError: see `find_splits`.
     """
     tree = FolderTree(name)
     folders = find_splits(tree)
@@ -361,16 +361,7 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 def find_splits(tree: FolderTree) -> dict[str, str]:
-    """Returns split -> its folder, see `split_folders`."""
-    return split_folders(tree, bool(find_label_files(tree, "")))
-
-
-def split_folders(tree: FolderTree, has_label_file: bool) -> dict[str, str]:
-    """Returns split -> folder below the root ('' is the root).
-
-    Args:
-        tree: the folder.
-        has_label_file: whether a label file may list images that lie in the root itself.
+    """Returns split -> its folder below the root ('' is the root, whose images a label file may list).
 
     Raises:
         UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`, or the names of the folders can be
@@ -380,7 +371,7 @@ def split_folders(tree: FolderTree, has_label_file: bool) -> dict[str, str]:
         raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
     root, folders, images = tree.root, tree.subfolders(""), tree.images_in("")
     exact = [name for name in folders if name in SPLITS]
-    if images and (exact or not has_label_file):
+    if images and (exact or not find_label_files(tree, "")):
         raise UserError(f"{root} contains images directly ({first_names(images)}); it must contain {LAYOUT}")
     if not folders and not images:
         raise UserError(f"the folder {root} contains no class folders; it must contain {LAYOUT}")
