@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from vit_jax import UserError, cli
+from vit_jax import UserError, cli, first_names
 from vit_jax.data import packing
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig, describe_classes
@@ -154,10 +154,10 @@ def describe_emptied(class_names: Sequence[str] | None, result: packing.WrittenS
     for split, records in result.records.items():
         if not records:
             lines.append(f"no record of split {split} is left: all its images are near-duplicates; see --max-distance.")
-        elif classes := result.emptied.get(split):
-            names = [class_names[label] if class_names else f"{label}" for label in classes]
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            words = f"all images of {plural(len(names), 'class', 'es')} ({shown}) are near-duplicates and were left out"
+        elif labels := result.emptied.get(split):
+            names = [class_names[label] if class_names else f"{label}" for label in labels]
+            classes = f"{plural(len(names), 'class', 'es')} ({first_names(names)})"
+            words = f"all images of {classes} are near-duplicates and were left out"
             lines.append(f"split {split}: {words}; see info.json, and --max-distance.")
     return lines
 

@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
 
-from vit_jax import UserError, user_errors
+from vit_jax import UserError, first_names, user_errors
 from vit_jax.data import shards
 from vit_jax.data.sources.sharded import (
     Description,
@@ -162,7 +162,7 @@ def check_names(split: str, names: Collection[str], expected: Collection[str]) -
         (unexpected, "unexpected", "move them to another folder"),
     ):
         if wrong:
-            first = ", ".join(sorted(wrong)[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+            first = first_names(sorted(wrong))
             raise UserError(f"split {split} must have {len(expected)} shards; {len(wrong)} {what}: {first}; {advice}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_jax import UserError, nearest_path, tell, user_errors
+from vit_jax import UserError, first_names, nearest_path, tell, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
 from vit_jax.data.sources.source import Source, SourceConfig, compose, stamp_files, stamp_versions
@@ -576,8 +576,3 @@ def is_folder(entry: os.DirEntry) -> bool:
 def join_relative(folder: str, name: str) -> str:
     """Returns the path of an entry of a folder; the root is ''."""
     return f"{folder}/{name}".lstrip("/")
-
-
-def first_names(names: list[str]) -> str:
-    """Returns the first few of the names as one string, for an error message."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
