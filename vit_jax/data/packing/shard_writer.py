@@ -559,7 +559,7 @@ def find_emptied(
             for row in range(entry.records):
                 if not missing:
                     break
-                missing -= set(parse_example(cached_reader(shard).read(row))[1])
+                missing -= set(parse_example(cached_reader(shard).read(row))[1] or ())
         if missing:
             emptied[split] = sorted(missing)
     return emptied

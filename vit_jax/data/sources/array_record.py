@@ -168,8 +168,7 @@ def check_names(split: str, names: Collection[str], expected: Collection[str]) -
 
 def read_packed(reader: shards.ShardReader, row: int, name: str, reads_labels: bool) -> tuple[bytes, list[int] | None]:
     """Returns the image and the labels, or None, of a record; raises ValueError if it is damaged."""
-    record = reader.read(row)
-    return shards.parse_example(record) if reads_labels else (shards.parse_image(record), None)
+    return shards.parse_example(reader.read(row), reads_labels)
 
 
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -279,12 +278,12 @@ def describe_records(
         path, name, size = file
         records, last = read_shard_end(path, size)
         if last is not None:
-            check_example(
-                lambda _: shards.parse_example(last), f"record {records - 1} of {path}", num_classes, max_labels
-            )
+            record = f"record {records - 1} of {path}"
+            check_example(lambda _: shards.parse_example(last), record, num_classes, max_labels)
+        advance(1)
         return shards.ShardEntry(name, records, size)
 
-    splits = count_splits(listed, count, filesystem.CONCURRENT_REQUESTS, advance)
+    splits = count_splits(listed, count, filesystem.CONCURRENT_REQUESTS)
     name = filesystem.absolute_path(shard_set.folder).rstrip("/").rpartition("/")[2]
     shards.write_manifest(manifest_path, shards.Manifest(name, num_classes, max_labels=max_labels, splits=splits))
     return Description(manifest_path, splits, is_new=True)

@@ -180,32 +180,16 @@ class Description(NamedTuple):
 
 
 def count_splits(
-    splits: Mapping[str, Sequence[FileT]],
-    count: Callable[[FileT], shards.ShardEntry],
-    threads: int,
-    advance: Callable[[int], None],
+    splits: Mapping[str, Sequence[FileT]], count: Callable[[FileT], shards.ShardEntry], threads: int
 ) -> dict[str, tuple[shards.ShardEntry, ...]]:
-    """Returns split -> the entries of its shards.
-
-    Args:
-        splits: split -> its shards, in order.
-        count: counts the records of a shard; after an error, shards that wait are not counted.
-        threads: the number of shards that are counted at once.
-        advance: called with 1 for each shard that was counted.
-    """
-
-    def count_one(file: FileT) -> shards.ShardEntry:
-        entry = count(file)
-        advance(1)
-        return entry
-
+    """Returns split -> the entries of its shards, in order; `threads` shards are counted at once."""
     with ThreadPoolExecutor(threads) as pool:
-        counted = pool.map(count_one, itertools.chain(*splits.values()))
+        counted = pool.map(count, itertools.chain(*splits.values()))  # after an error, no further shard is begun
         return {split: tuple(itertools.islice(counted, len(files))) for split, files in splits.items()}
 
 
 def check_example(
-    read: Callable[[str], tuple[bytes, list[int]]], name: str, num_classes: int, max_labels: int | None
+    read: Callable[[str], tuple[bytes, list[int] | None]], name: str, num_classes: int, max_labels: int | None
 ) -> None:
     """Checks that a record has a readable image and labels below `num_classes`, at most `max_labels` of them.
 
@@ -220,5 +204,5 @@ def check_example(
     """
     with user_errors(f"cannot read {name}", ValueError):
         image, labels = read(name)
-    check_labels(labels, name, num_classes, max_labels)
+    check_labels(labels or [], name, num_classes, max_labels)
     EncodedImage(image, name).decode()

@@ -159,9 +159,9 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         )
     field = options.get("label") or choose_label_field(info, list(existing.values()))
     max_labels = (info and info.max_labels) or source_config.max_labels
-    extension = options.get("image")
-    read_labels = partial(read_sample, field=field, extension=extension)
-    read_record = read_labels if source_config.reads_labels else partial(read_unlabelled, extension=extension)
+    read_record = partial(
+        read_sample, field=field, extension=options.get("image"), reads_labels=source_config.reads_labels
+    )
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name="webdataset",
@@ -215,7 +215,8 @@ def read_sample(
     name: str,
     field: str | None,
     extension: str | None,
-) -> tuple[bytes, list[int]]:
+    reads_labels: bool = True,
+) -> tuple[bytes, list[int] | None]:
     """Returns the encoded image and the labels of a sample.
 
     Args:
@@ -225,13 +226,19 @@ def read_sample(
         field: the field of its json that contains the label; None: the label is in its member `cls` or, without such a
             member, in the field `label`.
         extension: the extension of its image; None: its first member with the extension of an image.
+        reads_labels: False: the labels are None, and the sample needs none.
 
     Raises:
         ValueError: the sample has no image, or is damaged.
         UserError: the sample has no label, or a label that is no number.
     """
     key, members = reader.read(row)
-    image = find_image(members, extension)
+    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
+    if not wanted or wanted[0] not in members:
+        raise ValueError(f"its members {', '.join(members)} contain no {extension or 'image'}")
+    image = members[wanted[0]]
+    if not reads_labels:
+        return image, None
     if field is None and "cls" in members:
         text = members["cls"].decode(errors="replace").strip()
         value: object = int(text) if text.removeprefix("-").isdecimal() else text
@@ -242,19 +249,6 @@ def read_sample(
     if len(labels) < len(values):
         raise UserError(f"the label of {name} ({key}) must be a number, or a list of numbers, not {value!r:.60}")
     return image, labels
-
-
-def read_unlabelled(reader: shards.ShardReader, row: int, name: str, extension: str | None) -> tuple[bytes, None]:
-    """Returns the encoded image of a sample, and no labels; takes and raises what `read_sample` does."""
-    return find_image(reader.read(row)[1], extension), None
-
-
-def find_image(members: Mapping[str, bytes], extension: str | None) -> bytes:
-    """Returns the image among the members of a sample; raises ValueError if there is none."""
-    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
-    if not wanted or wanted[0] not in members:
-        raise ValueError(f"its members {', '.join(members)} contain no {extension or 'image'}")
-    return members[wanted[0]]
 
 
 def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
@@ -361,9 +355,10 @@ def describe_tars(
                 check_example(read, f"record {records - 1} of {file.path}", num_classes, max_labels)
         finally:
             give_back()
+        advance(1)
         return shards.ShardEntry(file.name, records, file.size or 0)
 
-    splits = count_splits(tar_set.splits, count, COPIES, advance)
+    splits = count_splits(tar_set.splits, count, COPIES)
     lengths = {split: {entry.name: entry.records for entry in entries} for split, entries in splits.items()}
     fields = dict.fromkeys(lengths, options["label"]) if "label" in options else {}
     write_info(path, WebDatasetInfo(lengths, fields, num_classes, None, max_labels))
