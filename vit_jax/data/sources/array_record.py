@@ -37,12 +37,13 @@ from typing import NamedTuple
 
 from vit_jax import UserError, first_names, user_errors
 from vit_jax.data import shards
+from vit_jax.data.sources.file_pattern import FoundFile
 from vit_jax.data.sources.sharded import (
     Description,
     ShardedSplits,
-    check_count_room,
     check_example,
     count_splits,
+    list_shards,
     read_labelled,
 )
 from vit_jax.data.sources.source import Source, SourceConfig
@@ -123,14 +124,9 @@ def shards_of_split(shard_set: ShardSet, split: str) -> tuple[shards.Shard, ...]
         unlisted = f"{shards.MANIFEST_NAME} does not list the split {split} of {next(iter(paths.values()))}"
         raise UserError(f"{unlisted}; move the shards of this split to another folder")
     if not manifest:
-        counted = {paths[name]: shard_set.versions[paths[name]] for name in names_in_order(split, paths)}
-        sizes = {path: version.size if version else None for path, version in counted.items()}
-        size = sum(size or 0 for size in sizes.values())
-        check_count_room(split, shard_set.folder, shards.MANIFEST_NAME, size, f"array_record:{shard_set.folder}")
-        return tuple(
-            shards.Shard(path, shards.count_records(path, version=version), sizes[path], version)
-            for path, version in counted.items()
-        )
+        versions = {name: shard_set.versions[paths[name]] for name in names_in_order(split, paths)}
+        files = [FoundFile(paths[name], name, one and one.size, one) for name, one in versions.items()]
+        return list_shards(split, files, {}, shards.MANIFEST_NAME, f"array_record:{shard_set.folder}", "array_record")
     check_names(split, paths, [entry.name for entry in manifest.splits[split]])
     listed = tuple(
         shards.Shard(path := paths[entry.name], entry.records, entry.size, shard_set.versions[path])

@@ -16,8 +16,9 @@ from jaxtyping import Int32
 from vit_jax import UserError, user_errors
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
+from vit_jax.data.sources.file_pattern import FoundFile
 from vit_jax.data.sources.source import Shards, check_range, stamp_files, stamp_versions
-from vit_jax.storage import cache
+from vit_jax.storage import cache, filesystem
 
 OpenShard: TypeAlias = Callable[[shards.Shard], Any]  # returns the reader of a shard
 FileT = TypeVar("FileT")
@@ -89,22 +90,44 @@ class ShardedSplits:
         return stamp_files(shard.path for shard in self.shards[split])
 
 
-def check_count_room(split: str, folder: str, info: str, size: int, source: str) -> None:
-    """Raises UserError if the cache cannot hold the remote shards of a split whose records must be counted.
+def list_shards(
+    split: str, files: Sequence[FoundFile], lengths: Mapping[str, int], info: str, source: str, format: str
+) -> tuple[shards.Shard, ...]:
+    """Returns the shards of a split.
+
+    A file whose number of records is not stated is opened to count them; a remote file is copied into the cache first.
 
     Args:
         split: the name of the split.
-        folder: the folder of the shards.
-        info: the name of the file that could state their numbers of records.
-        size: bytes of the shards whose number of records is not stated.
-        source: the data source, for the command in the message, which counts the records.
+        files: its files, in order.
+        lengths: name of a file -> number of its records, for the files beside which it is stated.
+        info: the name of the file beside the shards that may state the numbers of records.
+        source: the data source that is all of the folder, such as `array_record:FOLDER`.
+        format: the format of the files, one of `shards.FORMATS`.
+
+    Raises:
+        UserError: a file that is opened is damaged, or the files to copy do not fit into the cache.
     """
+    size = sum(file.size or 0 for file in files if file.name not in lengths and filesystem.is_remote(file.path))
     if size > cache.max_bytes():
+        folder = source.partition(":")[2]
         raise UserError(
             f"the number of records in split {split} of {folder} is not known, since no {info} is beside the shards, "
             f"and the shards ({size / 1e9:.3g} GB) do not fit into the cache ({cache.max_bytes() / 1e9:.3g} GB) to be "
             f"counted; count the records once with python -m vit_jax.describe {source} --num-classes=N"
         )
+    return tuple(
+        shards.Shard(
+            file.path,
+            lengths[file.name]
+            if file.name in lengths
+            else shards.count_records(file.path, file.size, file.version, format),
+            file.size,
+            file.version,
+            format,
+        )
+        for file in files
+    )
 
 
 def read_labelled(

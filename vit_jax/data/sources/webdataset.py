@@ -26,9 +26,9 @@ from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_f
 from vit_jax.data.sources.sharded import (
     Description,
     ShardedSplits,
-    check_count_room,
     check_example,
     count_splits,
+    list_shards,
     read_labelled,
 )
 from vit_jax.data.sources.source import Source, SourceConfig
@@ -113,32 +113,6 @@ def find_tars(pattern: str) -> TarSet:
     return TarSet(files_of_splits(files, stated), lengths, info, folder, tuple(notes))
 
 
-def list_shards(tar_set: TarSet, split: str) -> tuple[shards.Shard, ...]:
-    """Returns the shards of a split.
-
-    A file whose number of samples is not stated is opened to count them; a remote file is copied into the cache first.
-
-    Raises:
-        UserError: a file that is opened is damaged, or the files to copy do not fit into the cache.
-    """
-    listed = tar_set.splits[split]
-    unknown = [file for file in listed if file.name not in tar_set.lengths]
-    remote = sum(file.size or 0 for file in unknown if filesystem.is_remote(file.path))
-    check_count_room(split, tar_set.folder, INFO_NAME, remote, f"webdataset:{tar_set.folder}")
-    return tuple(
-        shards.Shard(
-            file.path,
-            tar_set.lengths[file.name]
-            if file.name in tar_set.lengths
-            else shards.count_records(file.path, file.size, file.version, "tar"),
-            file.size,
-            file.version,
-            "tar",
-        )
-        for file in listed
-    )
-
-
 def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens a WebDataset; `name` is a pattern with options.
 
@@ -149,7 +123,12 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
     pattern, options = read_options(name, OPTIONS)
     tar_set = find_tars(pattern)
     existing = {one: resolve_name(one, tar_set.splits, f"split of {pattern}") for one in split_names(split)}
-    splits = ShardedSplits({one: list_shards(tar_set, whole) for one, whole in existing.items()})
+    of_folder = f"webdataset:{tar_set.folder}"
+    listed = {
+        one: list_shards(whole, tar_set.splits[whole], tar_set.lengths, INFO_NAME, of_folder, "tar")
+        for one, whole in existing.items()
+    }
+    splits = ShardedSplits(listed)
     info = tar_set.info
     num_classes = (info and info.num_classes) or source_config.num_classes
     if num_classes is None:
