@@ -48,7 +48,7 @@ from vit_jax.data.sources.sharded import (
 )
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
-from vit_jax.storage import Version, cache, filesystem
+from vit_jax.storage import cache, filesystem
 
 FIRST_PIECE, MAX_PIECE = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
 
@@ -58,15 +58,13 @@ class ShardSet(NamedTuple):
 
     Attributes:
         manifest: what the info.json beside the shards states, or None if there is none.
-        paths: split -> file name of a shard -> its path.
-        versions: path of a shard -> its version, None for a local shard.
+        splits: split -> file name of a shard -> the file, without the size of a local one.
         folder: the folder in which the info.json lies, if there is one.
         pattern: the pattern of the paths of the shards, also if a folder was named.
     """
 
     manifest: shards.Manifest | None
-    paths: dict[str, dict[str, str]]
-    versions: dict[str, Version | None]
+    splits: dict[str, dict[str, FoundFile]]
     folder: str
     pattern: str
 
@@ -85,19 +83,18 @@ def find_shards(pattern: str) -> ShardSet:
     is_folder = os.path.isdir(pattern) or not (re.search(r"[*?[]", pattern) or pattern.endswith(".array_record"))
     folder = pattern if is_folder else os.path.dirname(pattern)
     manifest = shards.read_manifest(os.path.join(folder, shards.MANIFEST_NAME))
-    paths: dict[str, dict[str, str]] = {split: {} for split in manifest.splits} if is_folder and manifest else {}
+    splits: dict[str, dict[str, FoundFile]] = {split: {} for split in manifest.splits} if is_folder and manifest else {}
     pattern = os.path.join(glob.escape(folder), "*.array_record") if is_folder else pattern
-    versions = filesystem.expand_pattern(pattern)
-    for path in versions:
+    for path, version in filesystem.expand_pattern(pattern).items():
         name = path.rpartition("/")[2]
         match = shards.SHARD_NAME.fullmatch(name)
         if not match:
             raise UserError(f"cannot read {path}: the name of a shard must be like {shards.file_name('train', 0, 16)}")
-        by_name = paths.setdefault(match["split"], {})
-        if name in by_name:
-            raise UserError(f"two shards have the same name: {by_name[name]} and {path}")
-        by_name[name] = path
-    if not any(paths.values()):
+        files = splits.setdefault(match["split"], {})
+        if name in files:
+            raise UserError(f"two shards have the same name: {files[name].path} and {path}")
+        files[name] = FoundFile(path, name, version and version.size, version)
+    if not any(splits.values()):
         if is_folder and not filesystem.is_remote(folder) and not os.path.isdir(folder):
             raise UserError(
                 f"{folder} does not exist; make it with python -m vit_jax.pack, or name another folder: "
@@ -107,7 +104,7 @@ def find_shards(pattern: str) -> ShardSet:
             f"there are no files {pattern}; shards have names like {shards.file_name('train', 0, 16)}; "
             "set --config.data.source=array_record:FOLDER to their folder"
         )
-    return ShardSet(manifest, paths, versions, folder, pattern)
+    return ShardSet(manifest, splits, folder, pattern)
 
 
 def shards_of_split(shard_set: ShardSet, split: str) -> tuple[shards.Shard, ...]:
@@ -119,18 +116,19 @@ def shards_of_split(shard_set: ShardSet, split: str) -> tuple[shards.Shard, ...]
     Raises:
         UserError: a shard is missing, truncated or unexpected, or the shards to copy do not fit into the cache.
     """
-    paths, manifest = shard_set.paths[split], shard_set.manifest
+    files, manifest = shard_set.splits[split], shard_set.manifest
     if manifest and split not in manifest.splits:
-        unlisted = f"{shards.MANIFEST_NAME} does not list the split {split} of {next(iter(paths.values()))}"
+        unlisted = f"{shards.MANIFEST_NAME} does not list the split {split} of {next(iter(files.values())).path}"
         raise UserError(f"{unlisted}; move the shards of this split to another folder")
     if not manifest:
-        versions = {name: shard_set.versions[paths[name]] for name in names_in_order(split, paths)}
-        files = [FoundFile(paths[name], name, one and one.size, one) for name, one in versions.items()]
-        return list_shards(split, files, {}, shards.MANIFEST_NAME, f"array_record:{shard_set.folder}", "array_record")
-    check_names(split, paths, [entry.name for entry in manifest.splits[split]])
+        in_order = [files[name] for name in names_in_order(split, files)]
+        return list_shards(
+            split, in_order, {}, shards.MANIFEST_NAME, f"array_record:{shard_set.folder}", "array_record"
+        )
+    entries = manifest.splits[split]
+    check_names(split, files, [entry.name for entry in entries])
     listed = tuple(
-        shards.Shard(path := paths[entry.name], entry.records, entry.size, shard_set.versions[path])
-        for entry in manifest.splits[split]
+        shards.Shard(files[entry.name].path, entry.records, entry.size, files[entry.name].version) for entry in entries
     )
     for shard in listed:
         if not filesystem.is_remote(shard.path):
@@ -182,7 +180,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         UserError: a split or a shard is missing, damaged or of the wrong size, or the number of classes is not known.
     """
     shard_set = find_shards(name)
-    existing = {one: resolve_name(one, shard_set.paths, f"split of the records {name}") for one in split_names(split)}
+    existing = {one: resolve_name(one, shard_set.splits, f"split of the records {name}") for one in split_names(split)}
     manifest = shard_set.manifest
     if manifest is None:
         if source_config.num_classes is None:
@@ -212,7 +210,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
 
 def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:
     """Returns the names of the splits whose shards a pattern matches."""
-    return list(find_shards(name).paths)
+    return list(find_shards(name).splits)
 
 
 def packed_identity(shard_set: ShardSet) -> dict | None:
@@ -255,14 +253,16 @@ def describe_records(
     manifest_path = filesystem.join_path(shard_set.folder, shards.MANIFEST_NAME)
     if shard_set.pattern != filesystem.join_path(glob.escape(shard_set.folder), "*.array_record"):
         raise UserError(f"{shards.MANIFEST_NAME} describes all shards of a folder; name the folder instead of {folder}")
-    sizes = {path: version.size if version else os.path.getsize(path) for path, version in shard_set.versions.items()}
     listed = {
-        split: [(by_name[name], name, sizes[by_name[name]] or 0) for name in names_in_order(split, by_name)]
-        for split, by_name in shard_set.paths.items()
+        split: [
+            file if file.version else file._replace(size=os.path.getsize(file.path))
+            for file in (files[name] for name in names_in_order(split, files))
+        ]
+        for split, files in shard_set.splits.items()
     }
     if manifest := shard_set.manifest:
         stated = {split: [(entry.name, entry.size) for entry in of] for split, of in manifest.splits.items()}
-        found = {split: [(name, size) for _, name, size in of] for split, of in listed.items()}
+        found = {split: [(file.name, file.size or 0) for file in of] for split, of in listed.items()}
         if (manifest.num_classes, manifest.max_labels, stated) != (num_classes, max_labels, found):
             raise UserError(
                 f"{manifest_path} does not agree with the shards, --num-classes or --max-labels; to count again, "
@@ -270,14 +270,13 @@ def describe_records(
             )
         return Description(manifest_path, manifest.splits, is_new=False)
 
-    def count(file: tuple[str, str, int]) -> shards.ShardEntry:
-        path, name, size = file
-        records, last = read_shard_end(path, size)
+    def count(file: FoundFile) -> shards.ShardEntry:
+        records, last = read_shard_end(file.path, file.size or 0)
         if last is not None:
-            record = f"record {records - 1} of {path}"
+            record = f"record {records - 1} of {file.path}"
             check_example(lambda _: shards.parse_example(last), record, num_classes, max_labels)
         advance(1)
-        return shards.ShardEntry(name, records, size)
+        return shards.ShardEntry(file.name, records, file.size or 0)
 
     splits = count_splits(listed, count, filesystem.CONCURRENT_REQUESTS)
     name = filesystem.absolute_path(shard_set.folder).rstrip("/").rpartition("/")[2]
