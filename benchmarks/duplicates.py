@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from docs.pages import replace_section
-from vit_jax.data.shards.perceptual_hash import hash_distances, perceptual_hash
+from vit_jax.data.packing.near_duplicates import hash_distances, perceptual_hash
 from vit_jax.data.sources import SourceConfig, open_split
 
 THRESHOLDS = (40, 60, 70)

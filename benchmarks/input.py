@@ -33,7 +33,7 @@ from vit_jax.data import row_groups
 from vit_jax.data.crops import inception_box
 from vit_jax.data.images import EncodedImage, EncodeOptions, Encoding, PixelOptions, decode
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards.files import write_shard
+from vit_jax.data.shards.array_record_file import write_shard
 from vit_jax.data.sources import SourceConfig, open_split
 
 SIZE, BATCH = 224, 32

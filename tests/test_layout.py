@@ -55,7 +55,7 @@ OWNERS = {
     "tensorflow_datasets": r"vit_jax\.data(\..*)?",
     "cv2": r"vit_jax\.data(\..*)?",
     "PIL": r"vit_jax\.data(\..*)?",
-    "simplejpeg": r"vit_jax\.data(\..*)?",
+    "simplejpeg": r"vit_jax\.data\.images\.jpeg",
     "sklearn": r"vit_jax\.(data(\..*)?|analysis\.measure\.parameters)",
     "array_record": r"vit_jax\.data\.shards\.array_record_file",
     "google_crc32c": r"vit_jax\.data\.shards\.tfrecord_file",

@@ -17,6 +17,7 @@ from vit_jax.errors import choose as choose
 from vit_jax.errors import encode_text as encode_text
 from vit_jax.errors import errors_of as errors_of
 from vit_jax.errors import exit_code as exit_code
+from vit_jax.errors import first_names as first_names
 from vit_jax.errors import format_rounded_up as format_rounded_up
 from vit_jax.errors import nearest as nearest
 from vit_jax.errors import nearest_path as nearest_path

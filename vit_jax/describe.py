@@ -13,10 +13,7 @@ import argparse
 from tqdm import tqdm
 
 from vit_jax import UserError, cli
-from vit_jax.data import shards
-from vit_jax.data.sources import describe_tars, parse_source
-
-DESCRIBED = {"array_record": shards.describe_shards, "webdataset": describe_tars}  # kinds of sources
+from vit_jax.data.sources import describe_source
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -33,15 +30,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> None:
     """Runs the command line."""
     args = make_parser().parse_args(argv[1:])
-    kind, folder = parse_source(args.source)
-    if kind not in DESCRIBED:
-        names = " and ".join(f"{one}:FOLDER" for one in DESCRIBED)
-        raise UserError(f"cannot describe {args.source}: only {names} can be described")
     for flag, value in (("num-classes", args.num_classes), ("max-labels", args.max_labels)):
         if value is not None and value < 1:
             raise UserError(f"--{flag}={value} must be at least 1")
     with tqdm(unit="shard", disable=None) as bar:
-        description = DESCRIBED[kind](folder, args.num_classes, args.max_labels, bar.update)
+        description = describe_source(args.source, args.num_classes, args.max_labels, bar.update)
     splits = description.splits
     counts = ", ".join(f"{split} {sum(entry.records for entry in of):,}" for split, of in splits.items())
     size = sum(entry.size for of in splits.values() for entry in of)

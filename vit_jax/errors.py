@@ -8,7 +8,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -154,6 +154,11 @@ def format_rounded_up(value: float, digits: int) -> str:
 def printable(text: object, most: int = 20_000) -> str:
     """Returns text from an unknown source as one line without control characters, of at most `most` characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text)[:most])[:most]
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Returns the first five of some names and the number of the others, for a message."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def encode_text(text: str) -> bytes:

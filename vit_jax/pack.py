@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from vit_jax import UserError, cli
-from vit_jax.data import shards
+from vit_jax import UserError, cli, first_names
+from vit_jax.data import packing
 from vit_jax.data.images import EncodeOptions, Encoding, PixelOptions
 from vit_jax.data.sources import SourceConfig, describe_classes
 from vit_jax.json_text import to_json
@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-distance",
         type=int,
-        default=shards.MAX_DISTANCE,
+        default=packing.MAX_DISTANCE,
         metavar="BITS",
         help="of 255, by which the perceptual hashes of near-duplicates may differ [%(default)s]",
     )
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
     if (args.shuffle or 0) < 0:
         raise UserError(f"--shuffle={args.shuffle} must be at least 0")
     start = time.monotonic()
-    writer = shards.make_shard_writer(
+    writer = packing.make_shard_writer(
         SourceConfig(args.source, args.data_dir, args.num_classes, args.max_labels),
         choose_encoding(args),
         splits=args.splits and args.splits.split(","),
@@ -148,16 +148,16 @@ def choose_encoding(args: argparse.Namespace) -> Encoding:
     return PixelOptions(args.pixels)
 
 
-def describe_emptied(class_names: Sequence[str] | None, result: shards.WrittenShards) -> list[str]:
+def describe_emptied(class_names: Sequence[str] | None, result: packing.WrittenShards) -> list[str]:
     """Returns a sentence for each split without records and for each in which classes lost all their images."""
     lines = []
     for split, records in result.records.items():
         if not records:
             lines.append(f"no record of split {split} is left: all its images are near-duplicates; see --max-distance.")
-        elif classes := result.emptied.get(split):
-            names = [class_names[label] if class_names else f"{label}" for label in classes]
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            words = f"all images of {plural(len(names), 'class', 'es')} ({shown}) are near-duplicates and were left out"
+        elif labels := result.emptied.get(split):
+            names = [class_names[label] if class_names else f"{label}" for label in labels]
+            classes = f"{plural(len(names), 'class', 'es')} ({first_names(names)})"
+            words = f"all images of {classes} are near-duplicates and were left out"
             lines.append(f"split {split}: {words}; see info.json, and --max-distance.")
     return lines
 

@@ -19,7 +19,7 @@ from absl import flags
 from tests.data.test_sources import configured, open_source
 from vit_jax import UserError, data
 from vit_jax.data.images import decode, encode
-from vit_jax.data.shards import array_record_file, files, readers, tf_example
+from vit_jax.data.shards import array_record_file, readers, tf_example
 from vit_jax.storage import filesystem
 
 
@@ -33,9 +33,10 @@ def write_set(folder, labels, total=3, split="train", info=True, **fields):
     listed = []
     for number in range(total):
         rows = range(len(labels) * number // total, len(labels) * (number + 1) // total)
-        name = files.file_name(split, number, total)
-        shard = files.write_shard(str(folder / name), ((picture(row), labels[row]) for row in rows))
-        listed.append({"name": name, "records": shard.records, "bytes": shard.size})
+        name = array_record_file.file_name(split, number, total)
+        examples = ((picture(row), labels[row]) for row in rows)
+        records, size = array_record_file.write_shard(str(folder / name), examples)
+        listed.append({"name": name, "records": records, "bytes": size})
     if info:
         known = {"version": 1, "name": "numbers", "num_classes": 4, "class_names": None, "max_labels": None}
         (folder / "info.json").write_text(json.dumps({**known, "splits": {split: listed}, **fields}))
@@ -122,7 +123,7 @@ def test_shards_made_by_others(tmp_path):
         list(open_source(where, "train", num_classes=4))
     with pytest.raises(UserError, match=r"record 1 of .*00002.* has 3 labels, but max_labels is 2"):
         list(open_source(where, "train", num_classes=4, max_labels=2))
-    os.remove(tmp_path / "multi" / files.file_name("train", 1, 3))
+    os.remove(tmp_path / "multi" / array_record_file.file_name("train", 1, 3))
     with pytest.raises(
         UserError, match=r"split train must have 3 shards; 1 missing: train-00001-of-00003.array_record; copy"
     ):
@@ -172,7 +173,7 @@ def change(**fields):
 )
 def test_damaged_sets(tmp_path, info, damage, sentence):
     where = write_set(tmp_path / "set", SINGLE, info=info)
-    damage(tmp_path / "set" / files.file_name("train", 1, 3))
+    damage(tmp_path / "set" / array_record_file.file_name("train", 1, 3))
     with pytest.raises(UserError, match=sentence):
         list(open_source(where, "train", num_classes=4))
 
@@ -194,7 +195,7 @@ def test_damaged_sets(tmp_path, info, damage, sentence):
 )
 def test_a_wrong_info(tmp_path, damage, sentence):
     where = write_set(tmp_path / "set", SINGLE)
-    damage(tmp_path / "set" / files.file_name("train", 1, 3))
+    damage(tmp_path / "set" / array_record_file.file_name("train", 1, 3))
     with pytest.raises(UserError, match=sentence):
         list(open_source(where, "train"))
 
@@ -245,10 +246,10 @@ def test_other_wrong_sources(tmp_path):
 
 
 def test_a_damaged_record_is_an_unreadable_image(tmp_path):
-    name = str(tmp_path / files.file_name("train", 0, 1))
+    name = str(tmp_path / array_record_file.file_name("train", 0, 1))
     large = [(os.urandom(30_000), [0]) for _ in range(20)]
-    files.write_shard(name, large)
-    flip(tmp_path / files.file_name("train", 0, 1))
+    array_record_file.write_shard(name, large)
+    flip(tmp_path / array_record_file.file_name("train", 0, 1))
     source = open_source(f"array_record:{tmp_path}", "train", num_classes=1)
     found = []
     for index, (image, _) in enumerate(large):
@@ -316,7 +317,7 @@ def test_remote_shards_are_fetched_when_they_are_read(tmp_path, monkeypatch):
         assert len(source) == 11 and not fetched
         assert numbers(source) == list(range(11)) and len(fetched) == 3
         fetched.clear()
-    cut(tmp_path / "set" / files.file_name("train", 1, 3))
+    cut(tmp_path / "set" / array_record_file.file_name("train", 1, 3))
     source = open_source(f"array_record:far:/{tmp_path / 'set'}", "train")
     with pytest.raises(UserError, match=r"00001-of-00003.array_record has \d+ bytes, but its data set states \d+"):
         list(source)
@@ -353,7 +354,7 @@ def test_opening_a_thousand_shards_opens_none(tmp_path, monkeypatch):
     write_set(tmp_path / "one", [[0]], total=1)
     [path], total = (tmp_path / "one").glob("*.array_record"), 1000
     (tmp_path / "set").mkdir()
-    names = [files.file_name("train", number, total) for number in range(total)]
+    names = [array_record_file.file_name("train", number, total) for number in range(total)]
     for name in names:
         os.link(path, tmp_path / "set" / name)
     listed = [{"name": name, "records": 1, "bytes": path.stat().st_size} for name in names]

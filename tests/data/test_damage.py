@@ -187,6 +187,6 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path, monkeypatch):
             raise PermissionError(13, "Permission denied", path)
         return plain(path, *args, **kwargs)
 
-    monkeypatch.setattr("vit_jax.data.sources.folder_tree.os", types.SimpleNamespace(**{**vars(os), "stat": stat}))
+    monkeypatch.setattr("vit_jax.data.sources.folder.os", types.SimpleNamespace(**{**vars(os), "stat": stat}))
     with pytest.raises(UserError, match=r"cannot list the folder .*/train/b: Permission denied"):
         open_source(f"folder:{tmp_path}/photos", "train")

@@ -9,9 +9,8 @@ import pytest
 from tests.data.test_array_record import SEVERAL, SINGLE, cut, numbers, picture, write_set
 from tests.data.test_sources import open_source
 from vit_jax import UserError, describe
-from vit_jax.data import shards
-from vit_jax.data.shards import files, readers, shard_end
-from vit_jax.data.sources import SourceConfig, open_split
+from vit_jax.data.shards import array_record_file, readers, tf_example
+from vit_jax.data.sources import SourceConfig, array_record, open_split
 from vit_jax.storage import filesystem
 
 
@@ -82,7 +81,7 @@ def test_labels_of_multi_label_data(place, tmp_path):
 
 def test_what_is_wrong_is_named_and_nothing_is_written(place, tmp_path):
     write_set(tmp_path / "set", SINGLE, info=False)
-    names = [files.file_name("train", number, 3) for number in range(3)]
+    names = [array_record_file.file_name("train", number, 3) for number in range(3)]
     content = (tmp_path / "set" / names[1]).read_bytes()
     for damage, words, sentence in [
         (lambda path: None, "--num-classes=2", "record 2 of .*00000-of-00003.* has the label 2, but there are 2"),
@@ -106,7 +105,8 @@ def test_records_that_are_no_images_are_refused(tmp_path):
         (b"no image", "image record 1 of .*00000-of-00001.array_record: it is not a JPEG"),
         (picture(1)[:40], "record 1 of"),
     ):
-        files.write_shard(str(tmp_path / files.file_name("train", 0, 1)), [(picture(0), [0]), (image, [0])])
+        name = array_record_file.file_name("train", 0, 1)
+        array_record_file.write_shard(str(tmp_path / name), [(picture(0), [0]), (image, [0])])
         with pytest.raises(UserError, match=sentence):
             run(tmp_path)
     with pytest.raises(UserError, match=r"name the folder instead of .*train-\*"):
@@ -123,7 +123,7 @@ def test_an_interrupted_count_leaves_nothing_and_the_same_command_counts_again(t
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shards.describe_shards(str(tmp_path / "set"), 4, None, interrupt)
+        array_record.describe_records(str(tmp_path / "set"), 4, None, interrupt)
     assert not (tmp_path / "set" / "info.json").exists()
     run(tmp_path / "set")
     first = info_of(tmp_path / "set")
@@ -137,18 +137,19 @@ def test_an_interrupted_count_leaves_nothing_and_the_same_command_counts_again(t
 )
 def test_of_a_remote_shard_only_the_end_is_read(tmp_path, monkeypatch, records, size, most):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / files.file_name("train", 0, 1)
+    path = tmp_path / array_record_file.file_name("train", 0, 1)
     contents = [os.urandom(size) for _ in range(records)]
-    files.write_shard(str(path), ((content, [1]) for content in contents))
+    array_record_file.write_shard(str(path), ((content, [1]) for content in contents))
     fsspec.filesystem("memory").pipe_file(f"/b/{path.name}", path.read_bytes())
     asked, plain = [], filesystem.read_range
     monkeypatch.setattr(
         filesystem, "read_range", lambda path, start, end: asked.append(end - start) or plain(path, start, end)
     )
-    found, end = shard_end.read_shard_end(f"memory://b/{path.name}", path.stat().st_size)
+    found, end = array_record.read_shard_end(f"memory://b/{path.name}", path.stat().st_size)
     assert found == records and len(asked) <= most
-    last = files.read_record(readers.open_reader(str(path), str(path)), records - 1)[0] if records else None
-    assert last == (contents[-1] if records else None) and (end is None) == (records == 0)
+    whole = readers.open_reader(str(path), str(path))
+    assert end == (whole.read(records - 1) if records else None)
+    assert not records or tf_example.parse_example(end) == (contents[-1], [1])
     assert sum(asked) <= max(2**18, 3 * size + 2**18)
     assert not any((tmp_path / "cache").glob("tmp*"))  # the file with the hole
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.test_shard_writer import contents, everything, packed
 from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError
-from vit_jax.data.shards import duplicates, perceptual_hash
+from vit_jax.data.packing import near_duplicates
 
 
 def smooth(seed):
@@ -92,9 +92,9 @@ def test_a_split_is_not_emptied(planted, tmp_path):
 
 def test_the_hash_of_a_mirror_image_is_that_of_the_mirrored_image():
     image = smooth(3)
-    _, mirrored = perceptual_hash.perceptual_hash(image)
-    again = perceptual_hash.perceptual_hash(np.ascontiguousarray(image[:, ::-1]))
-    one, other = perceptual_hash.hash_distances(mirrored, again.T)
+    _, mirrored = near_duplicates.perceptual_hash(image)
+    again = near_duplicates.perceptual_hash(np.ascontiguousarray(image[:, ::-1]))
+    one, other = near_duplicates.hash_distances(mirrored, again.T)
     assert one < 20 < 100 < other
 
 
@@ -105,7 +105,7 @@ def test_the_distance_is_as_improbable_as_in_all_bits(count, differ, distance):
         return np.packbits(np.concatenate([signs, significant])).view(np.uint64)
 
     one, other = np.zeros(256, bool), np.arange(256) < differ
-    [found] = perceptual_hash.hash_distances(hashed(one), hashed(other)[:, None])
+    [found] = near_duplicates.hash_distances(hashed(one), hashed(other)[:, None])
     assert found == pytest.approx(distance, abs=0.1)
 
 
@@ -139,7 +139,7 @@ def test_a_class_and_a_split_that_lose_all_images_are_told(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(not TFDS.exists(), reason="needs the shared CIFAR-10")
 def test_test_images_of_cifar10_among_training_images():
-    known = duplicates.hash_splits(["tfds:cifar10"], open_config("tfds:cifar10"), {}, 60, 2)
+    known = near_duplicates.hash_splits(["tfds:cifar10"], open_config("tfds:cifar10"), {}, 60, 2)
     test, train = (open_source("tfds:cifar10", split, data_dir=str(TFDS)) for split in ("test", "train"))
     for name, change in CHANGES.items():
         found = [known.find(i, change(np.asarray(test[i]["image"]))) for i in range(0, 10_000, 50)]
@@ -149,4 +149,4 @@ def test_test_images_of_cifar10_among_training_images():
 
 
 def open_config(source):
-    return duplicates.SourceConfig(source, str(TFDS))
+    return near_duplicates.SourceConfig(source, str(TFDS))

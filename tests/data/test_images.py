@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.data.crops import inception_box
-from vit_jax.data.images import decode, jpeg, turbojpeg
+from vit_jax.data.images import decode, jpeg
 
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
 
@@ -207,9 +207,9 @@ def boxes(height: int, width: int, count: int) -> list[tuple[int, int, int, int]
 @pytest.fixture(params=["libjpeg-turbo 3", "simplejpeg"])
 def decoder(request, monkeypatch):
     """Both ways to decode a part of an image."""
-    assert turbojpeg.load_library(), "the tests want the extra [fast]"
+    assert jpeg.load_turbojpeg(), "the tests want the extra [fast]"
     if request.param == "simplejpeg":
-        monkeypatch.setattr(turbojpeg, "load_library", lambda: None)
+        monkeypatch.setattr(jpeg, "load_turbojpeg", lambda: None)
     return request.param
 
 

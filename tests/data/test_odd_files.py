@@ -9,8 +9,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from vit_jax import UserError, train
-from vit_jax.data import headers
-from vit_jax.data.images import decode
+from vit_jax.data.images import decode, headers
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import kinds
 
@@ -156,7 +155,7 @@ def test_an_evaluation_leaves_nothing_out_and_says_so_before_training(odd, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def readable_headers(source) -> dict[int, decode.ImageHeader]:
+def readable_headers(source) -> dict[int, headers.ImageHeader]:
     found = {}
     for index in range(len(source)):
         with contextlib.suppress(UserError):
@@ -172,9 +171,11 @@ def test_a_header_tells_the_size_of_the_image(odd, tmp_path):
         pixels = decode.decode_image(decode.read_image(header.name).data, header.name)
         assert (header.height, header.width) == pixels.shape[:2]
     long = Image.Exif()
-    long[ExifTags.Base.ImageDescription] = "x" * 2 * decode.HEADER_BYTES
+    long[ExifTags.Base.ImageDescription] = "x" * 2 * headers.HEADER_BYTES
     Image.new("RGB", (30, 50)).save(tmp_path / "long.jpg", exif=long)
-    assert decode.ImageHeader.read(str(tmp_path / "long.jpg")) == decode.ImageHeader(str(tmp_path / "long.jpg"), 50, 30)
+    assert headers.ImageHeader.read(str(tmp_path / "long.jpg")) == headers.ImageHeader(
+        str(tmp_path / "long.jpg"), 50, 30
+    )
 
 
 def test_an_image_smaller_than_a_crop_is_told_before_training(odd):

@@ -16,9 +16,9 @@ from tests.test_train import rows
 from vit_jax import UserError, train
 from vit_jax.data import loader
 from vit_jax.data.crops import inception_box
-from vit_jax.data.images import decode, ppm
+from vit_jax.data.images import decode, encode
+from vit_jax.data.packing import shard_writer
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import shard_writer
 
 
 def noise(height, width, seed=0):
@@ -52,7 +52,7 @@ def arrays(tmp_path):
 
 def test_plain_pixels_are_a_view_of_the_file():
     pixels = noise(5, 7)
-    data = ppm.encode_ppm(pixels)
+    data = encode.encode_ppm(pixels)
     view = decode.decode_image(data, "x")
     np.testing.assert_array_equal(view, pixels)
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
@@ -73,11 +73,11 @@ def test_plain_pixels_are_a_view_of_the_file():
 def test_other_ppm_files_are_decoded_by_pillow(header, rest):
     pixels = noise(5, 7)
     data = header + pixels.tobytes() + rest
-    assert ppm.view_pixels(data) is None
+    assert decode.view_ppm(data) is None
     np.testing.assert_array_equal(decode.decode_image(data, "x"), np.asarray(Image.open(io.BytesIO(data))))
 
 
-@pytest.mark.parametrize("data", [b"P6\n7 5\n255\n", b"P6\n0 5\n255\n", ppm.encode_ppm(noise(5, 7))[:-1]])
+@pytest.mark.parametrize("data", [b"P6\n7 5\n255\n", b"P6\n0 5\n255\n", encode.encode_ppm(noise(5, 7))[:-1]])
 def test_cut_off_pixels_are_named(data):
     with pytest.raises(decode.DecodeError, match="cannot decode the image x"):
         decode.decode_image(data, "x")
@@ -92,7 +92,7 @@ def test_pixels_are_those_of_the_images(odd, tmp_path, side):
     for stored, image in zip(open_source(whole, "train"), open_source(odd, "train"), strict=True):
         data, pixels = stored["image"].data, np.asarray(image["image"])
         expected = resize(pixels, np.random.default_rng()) if min(pixels.shape[:2]) > side else pixels
-        np.testing.assert_array_equal(ppm.view_pixels(data), expected)
+        np.testing.assert_array_equal(decode.view_ppm(data), expected)
         sizes.add(expected.shape[:2])
     if side == 30:
         assert sizes == {(46, 30), (44, 30), (30, 43), (35, 30), (20, 30)}
@@ -191,7 +191,7 @@ def test_the_size_is_stated_before_and_refused_without_room(arrays, tmp_path, mo
     with pytest.raises(UserError, match=r"the shards need about 2\.\d+e-05 GB, but .*out has room for 2\.8e-05; make"):
         packed(arrays, tmp_path / "out", "--pixels=16")
     assert not list((tmp_path / "out").iterdir())
-    size = 48 * len(ppm.encode_ppm(noise(12, 16)))
+    size = 48 * len(encode.encode_ppm(noise(12, 16)))
     assert f"48 images to pack, about {size:,} bytes\n" in capsys.readouterr().err
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     packed(arrays, tmp_path / "out", "--pixels=16")

@@ -17,10 +17,11 @@ from tests.conftest import ROOT
 from tests.data.test_array_record import SEVERAL, write_set
 from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError, pack
-from vit_jax.data import loader, shards
-from vit_jax.data.images import decode, encode
+from vit_jax.data import loader
+from vit_jax.data.images import decode, encode, jpeg
+from vit_jax.data.packing import shard_writer
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shards import files, shard_writer
+from vit_jax.data.shards import array_record_file
 from vit_jax.data.sources import array_record
 
 PHOTOS = ROOT.parent / "shared" / "data" / "imagenet_sample"
@@ -61,7 +62,9 @@ def test_digits(tmp_path, total):
     where = packed("digits", tmp_path / "out", f"--shards={total}")
     for split in ("train", "test"):
         assert everything(where, split) == everything("digits", split)
-    names = [files.file_name(split, number, total) for split in ("train", "test") for number in range(total)]
+    names = [
+        array_record_file.file_name(split, number, total) for split in ("train", "test") for number in range(total)
+    ]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"info.json", *names}
     assert open_source(where, "train").class_names == tuple("0123456789")
 
@@ -126,7 +129,7 @@ def test_folders_are_turned_upright(photos, tmp_path):
             changed = decode.exif_orientation(old.data) != 1
             turned += changed
             assert label == same and (old.data == new.data) == (not changed)
-            if decode.is_jpeg(new.data) and changed:
+            if jpeg.is_jpeg(new.data) and changed:
                 assert np.abs(old.decode().astype(int) - new.decode()).mean() < 2
             else:
                 np.testing.assert_array_equal(old.decode(), new.decode())
@@ -199,14 +202,15 @@ def test_some_classes_of_multi_label_data(tmp_path):
 
 
 def test_a_record_without_a_label_is_named_or_left_out(tmp_path, monkeypatch):
-    source, original = write_set(tmp_path / "set", [[0], [1], [2], [1]], total=1), shards.read_record
+    source = write_set(tmp_path / "set", [[0], [1], [2], [1]], total=1)
+    original = array_record_file.ArrayRecordFile.read
 
     def read(shard, row):
         if row == 2:
             raise ValueError("damaged")
         return original(shard, row)
 
-    monkeypatch.setattr(shards, "read_record", read)
+    monkeypatch.setattr(array_record_file.ArrayRecordFile, "read", read)
     with pytest.raises(UserError, match=r"cannot read record 2 of .*: damaged; repair it"):
         packed(source, tmp_path / "out", "--classes=1")
     packed(source, tmp_path / "out", "--classes=1", "--bad-images=skip")
@@ -215,7 +219,7 @@ def test_a_record_without_a_label_is_named_or_left_out(tmp_path, monkeypatch):
 
 
 def test_some_classes_go_on_where_they_were_killed(tmp_path, monkeypatch):
-    words, original, written = ["--classes=8,0-3", "--shards=4"], files.write_shard, []
+    words, original, written = ["--classes=8,0-3", "--shards=4"], array_record_file.write_shard, []
     packed("digits", tmp_path / "whole", *words)
 
     def killed(path, examples):
@@ -224,7 +228,7 @@ def test_some_classes_go_on_where_they_were_killed(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return original(path, examples)
 
-    monkeypatch.setattr(files, "write_shard", killed)
+    monkeypatch.setattr(shard_writer, "write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
         packed("digits", tmp_path / "out", *words)
     for other, change in (
@@ -241,7 +245,7 @@ def test_what_is_killed_goes_on(photos, tmp_path, monkeypatch, capsys):
     source = f"folder:{photos}"
     packed(source, tmp_path / "whole", "--shards=4")
     written = []
-    original = files.write_shard
+    original = array_record_file.write_shard
 
     def first(examples, count):
         yield from itertools.islice(examples, count)
@@ -251,7 +255,7 @@ def test_what_is_killed_goes_on(photos, tmp_path, monkeypatch, capsys):
         written.append(Path(path).name)
         return original(path, first(examples, 2) if len(written) == 3 else examples)
 
-    monkeypatch.setattr(files, "write_shard", killed)
+    monkeypatch.setattr(shard_writer, "write_shard", killed)
     with pytest.raises(KeyboardInterrupt):
         packed(source, tmp_path / "out", "--shards=4")
     assert not (tmp_path / "out" / "info.json").exists() and (tmp_path / "out" / "progress.jsonl").exists()
@@ -426,9 +430,9 @@ def test_the_output_is_blamed_for_its_own_faults_alone(tmp_path, monkeypatch):
         raise OSError("of the source")
 
     with pytest.raises(OSError, match=r"^of the source$"):
-        files.write_shard(str(tmp_path / "train-00000-of-00001.array_record"), examples())
+        array_record_file.write_shard(str(tmp_path / "train-00000-of-00001.array_record"), examples())
     with pytest.raises(UserError, match=r"^cannot write /proc/x: "):
-        files.write_shard("/proc/x", [])
+        array_record_file.write_shard("/proc/x", [])
     with monkeypatch.context() as patch, pytest.raises(UserError, match=r"^cannot write .*out: .*No space"):
         patch.setattr(shard_writer, "write_manifest", lambda *args: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
         packed("digits", tmp_path / "out", "--shards=1")

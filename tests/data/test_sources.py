@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pickle
+import re
 import socket
 import sys
 import time
@@ -111,6 +112,11 @@ def test_digits_are_divided_once_by_class():
     assert together == Counter((int(label), image.tobytes()) for label, image in zip(labels, pixels, strict=True))
     assert hashlib.sha256(b"".join(example["image"].tobytes() for example in test)).hexdigest()[:16] == DIGITS_TEST
     assert pickle.loads(pickle.dumps(test))[5]["label"] == test[5]["label"]
+
+
+def test_every_kind_has_a_row_in_the_docs():
+    table = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "data.md").read_text(), re.MULTILINE)
+    assert set(kinds.KINDS) <= {kind for cell in table for kind in re.findall(r"`(\w+)[:`]", cell)}
 
 
 def test_the_fingerprint_tells_splits_and_sizes_apart():

@@ -12,7 +12,7 @@ from PIL import Image
 from configs.base import get_config
 from tests.data.test_sources import TFDS
 from vit_jax import UserError
-from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS, kinds, splits, vtab_labels, vtab_sources
+from vit_jax.data.sources import VTAB_GROUPS, VTAB_TASKS, kinds, splits, vtab
 
 # Images of the splits of each data set, in TFDS.
 COUNTS = {
@@ -67,7 +67,7 @@ def test_nineteen_tasks_in_three_groups():
 @pytest.mark.parametrize("name", VTAB_TASKS)
 def test_splits(name):
     task = VTAB_TASKS[name]
-    found = vtab_sources.find_splits(task, COUNTS[task.dataset])
+    found = vtab.find_splits(task, COUNTS[task.dataset])
     val, first, test, start, stop = PLACES[name]
     assert found["train800"] == (("train", range(800)),) and found["val200"] == ((val, range(first, first + 200)),)
     assert found["train800val200"] == found["train800"] + found["val200"]
@@ -76,24 +76,24 @@ def test_splits(name):
 
 def test_slices_of_a_split_of_two_parts():
     parts = (("train", range(800)), ("validation", range(50, 250)))
-    assert vtab_sources.cut_parts(parts, range(790, 810)) == (("train", range(790, 800)), ("validation", range(50, 60)))
-    assert vtab_sources.cut_parts(parts, range(900, 1000)) == (("validation", range(150, 250)),)
-    assert vtab_sources.cut_parts(parts, range(5)) == (("train", range(5)),)
+    assert vtab.cut_parts(parts, range(790, 810)) == (("train", range(790, 800)), ("validation", range(50, 60)))
+    assert vtab.cut_parts(parts, range(900, 1000)) == (("validation", range(150, 250)),)
+    assert vtab.cut_parts(parts, range(5)) == (("train", range(5)),)
 
 
 def test_clevr_labels():
-    assert [vtab_labels.count_objects({"size": np.zeros(count)}) for count in range(3, 11)] == [*range(8)]
+    assert [vtab.count_objects({"size": np.zeros(count)}) for count in range(3, 11)] == [*range(8)]
     distances = {6.1: 0, 8.0: 0, 8.001: 1, 8.5: 1, 8.6: 2, 9.2: 3, 9.7: 4, 10.0: 4, 10.01: 5, 14.0: 5}
     for distance, label in distances.items():
         pixels = np.array([[1.0, 2.0, 20.0], [500.0, 3.0, distance], [0.0, 0.0, 15.0]], np.float32)
-        assert vtab_labels.bin_object_distance({"pixel_coords": pixels}) == label, distance
+        assert vtab.bin_object_distance({"pixel_coords": pixels}) == label, distance
 
 
 def test_kitti_labels():
     def label(*objects):
         types, depths = zip(*objects, strict=True) if objects else ((), ())
         location = [[-30.0, 1.5, depth] for depth in depths]
-        return vtab_labels.bin_vehicle_distance({"type": np.array(types), "location": np.array(location, np.float32)})
+        return vtab.bin_vehicle_distance({"type": np.array(types), "location": np.array(location, np.float32)})
 
     assert [label((0, depth)) for depth in (-1.0, 7.9, 8.0, 8.1, 20.0, 20.1, 90.0)] == [0, 0, 0, 1, 1, 2, 2]
     assert label((3, 5.0), (7, 1.0)) == label() == 3  # people and others are no vehicles
@@ -101,9 +101,9 @@ def test_kitti_labels():
 
 
 def test_dsprites_bins():
-    positions = collections.Counter(map(vtab_labels.bin_position, range(32)))
+    positions = collections.Counter(map(vtab.bin_position, range(32)))
     assert positions == dict.fromkeys(range(16), 2)
-    orientations = [vtab_labels.bin_orientation(label) for label in range(40)]
+    orientations = [vtab.bin_orientation(label) for label in range(40)]
     assert orientations == [int(np.floor(np.float32(label) / np.float32(2.5))) for label in range(40)]
     assert [orientations.count(label) for label in range(16)] == [3, 2] * 8
 
@@ -197,7 +197,7 @@ def test_dsprites_from_records(tmp_path):
 
 @pytest.mark.skipif(not TFDS.exists(), reason="needs the prepared CIFAR-10")
 def test_cifar10_stands_in():
-    splits_of_task = {split: open_task("cifar10", split, TFDS) for split in vtab_sources.VTAB_SPLITS}
+    splits_of_task = {split: open_task("cifar10", split, TFDS) for split in vtab.VTAB_SPLITS}
     assert [len(source) for source in splits_of_task.values()] == [800, 200, 1000, 10_000]
     config = get_config()
     config.data.source, config.data.data_dir = "tfds:cifar10", str(TFDS)
@@ -221,6 +221,6 @@ def test_what_is_missing_is_named_with_the_command(tmp_path, tfds_folder):
     with pytest.raises(UserError, match="'clevr' has no feature objects, which VTAB reads"):
         open_task("clevr_count", "test", tfds_folder)
     with pytest.raises(UserError, match="unknown split 'train'"):
-        splits.select_examples("train", dict.fromkeys(vtab_sources.VTAB_SPLITS, 1))
+        splits.select_examples("train", dict.fromkeys(vtab.VTAB_SPLITS, 1))
     with pytest.raises(UserError, match="reaches beyond the 12 examples"):
-        vtab_sources.find_splits(VTAB_TASKS["dtd"], {"train": 12, "validation": 12, "test": 12})
+        vtab.find_splits(VTAB_TASKS["dtd"], {"train": 12, "validation": 12, "test": 12})

@@ -327,19 +327,25 @@ def test_members_that_stand_for_others_are_refused(tmp_path):
     ("text", "sentence"),
     [
         ("{", "cannot read .*_info.json: JSONDecodeError"),
-        ("[]", "_info.json: it must be a JSON object whose field splits is an object"),
+        ("[]", "_info.json: it must be an object"),
+        ('{"splits": []}', r"_info.json: splits must be an object of objects, not \[\]"),
+        ('{"num_classes": 3}', "_info.json: splits is missing; it must be an object of objects"),
         ('{"splits": {"train": {}, "train": {}}}', "ValueError: the key 'train' occurs twice in an object"),
-        ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train must have the lists filenames and shard_len"),
+        ('{"splits": {"train": {"filenames": ["a.tar"]}}}', "splits.train.shard_lengths is missing; it must be a l"),
         (
             '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [1.5]}}}',
-            "splits.train must have the lists filenames and shard_lengths, with one length for each file",
+            r"splits.train.shard_lengths must be a list of whole numbers, not \[1.5\]",
         ),
         (
             '{"splits": {"train": {"filenames": ["a.tar", "b.tar"], "shard_lengths": [1, 1]}}}',
             "lacks 1 files that its _info.json names, such as b.tar",
         ),
-        ('{"splits": {}, "num_classes": "3"}', "num_classes must be a whole number"),
-        ('{"splits": {}, "num_classes": 3, "class_names": ["a"]}', "class_names must be a list of num_classes names"),
+        (
+            '{"splits": {"train": {"filenames": ["a.tar"], "shard_lengths": [1, 1]}}}',
+            "_info.json: splits.train has 1 filenames, but 2 lengths",
+        ),
+        ('{"splits": {}, "num_classes": "3"}', "num_classes must be null or a whole number"),
+        ('{"splits": {}, "num_classes": 3, "class_names": ["a"]}', "class_names has 1 names, but num_classes is 3"),
     ],
 )
 def test_a_wrong_info_is_named(tmp_path, text, sentence):

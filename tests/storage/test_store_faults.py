@@ -18,7 +18,7 @@ from tests.data.test_array_record import write_set
 from tests.data.test_stream import COUNT, stream
 from tests.storage import fake_gcs
 from vit_jax import UserError
-from vit_jax.data.shards import files
+from vit_jax.data.shards import array_record_file
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.storage import filesystem, retry, stores, timeout
 
@@ -181,7 +181,7 @@ def test_a_shard_that_is_replaced_or_deleted_is_named(bucket, tmp_path):
 
 
 def test_ten_thousand_shards_are_listed_in_pages_and_opened_without_a_request_each(bucket, port):
-    names = [files.file_name("train", number, SHARDS) for number in range(SHARDS)]
+    names = [array_record_file.file_name("train", number, SHARDS) for number in range(SHARDS)]
     bucket(empty=[f"large/{name}" for name in names])
     info = {"version": 1, "name": "large", "num_classes": 2, "class_names": None, "max_labels": None, "made_from": {}}
     info["splits"] = {"train": [{"name": name, "records": 3, "bytes": 0} for name in names]}

@@ -6,13 +6,11 @@ from .durations import DURATIONS as DURATIONS
 from .durations import count_steps as count_steps
 from .durations import resolve_config as resolve_config
 from .eval_kinds import EVAL_KINDS as EVAL_KINDS
-from .evaluations import PATH_SOURCES as PATH_SOURCES
 from .evaluations import best_metrics as best_metrics
 from .evaluations import eval_fields as eval_fields
 from .evaluations import first_evaluation as first_evaluation
 from .evaluations import has_classes_of_head as has_classes_of_head
 from .evaluations import kinds_of_task as kinds_of_task
-from .evaluations import source_label as source_label
 from .field_names import EXECUTION as EXECUTION
 from .field_names import declared_name as declared_name
 from .field_names import flatten_config as flatten_config

@@ -8,8 +8,6 @@ from ml_collections import ConfigDict
 from vit_jax.config.base import eval_rows
 from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
 
-PATH_SOURCES = ("folder", "array_record", "webdataset", "parquet", "npz")  # kinds of data sources whose names are paths
-
 
 def eval_fields(kind: str) -> list[str]:
     """Returns the names of the fields of a kind of evaluation."""
@@ -49,13 +47,3 @@ def first_evaluation(config: ConfigDict) -> str:
     name.
     """
     return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
-
-
-def source_label(source: str) -> str:
-    """Returns a short name of a data source, with word characters only.
-
-    Examples are `tfds:cifar100` -> cifar100 and `folder:data/pets` -> pets.
-    """
-    kind, colon, rest = source.partition(":")
-    rest = rest.rstrip("/").rpartition("/")[2] if kind in PATH_SOURCES else rest
-    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")

@@ -310,7 +310,7 @@ _ROWS = (
     Field("model.scan", False, "run the blocks as one loop: compiles sooner, runs slower", affects=EXECUTION),
     # The data. Their place may change in a resumed run, as their fingerprint is compared.
     Field("data.source", "synthetic",
-          "digits, synthetic, KIND:NAME of tfds, vtab, folder, npz, array_record, webdataset, parquet, hf or mix",
+          "the images: KIND or KIND:NAME, such as digits or folder:PATH; docs/data.md lists the kinds",
           on_resume=ACCEPTED, place=Place.SOURCE, synonyms="data dataset dataset_name data_path data_root train_dir"),
     Field("data.data_dir", None, "folder of the TFDS data, local or remote; unset: TFDS's default",
           optional=str, on_resume=ACCEPTED, place=Place.FOLDER, synonyms="tfds_data_dir dataset_dir"),

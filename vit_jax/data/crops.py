@@ -6,8 +6,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vit_jax import UserError
-from vit_jax.data.images import RGB, Crop, EncodedImage, resize_pixels
-from vit_jax.data.pillow import pillow_resize
+from vit_jax.data.images import RGB, Crop, EncodedImage, pillow_resize, resize_pixels
 
 Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 Generator: TypeAlias = np.random.Generator

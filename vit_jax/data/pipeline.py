@@ -16,7 +16,6 @@ from vit_jax import choose
 from vit_jax.data import images, loader, sources
 from vit_jax.data.disk_need import check_eval_disk
 from vit_jax.data.eval_order import choose_eval_order
-from vit_jax.data.headers import check_headers
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import (
     OpenSources,
@@ -222,7 +221,7 @@ class EvalBatches:
             indices = [
                 index for n in range(len(self)) for index in self.order.indices(n)[self.rows].tolist() if index >= 0
             ]
-            check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
+            images.check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""

@@ -33,16 +33,18 @@ from vit_jax.data.crops import (
     torch_random_resized_crop,
 )
 from vit_jax.data.images import (
+    FILTERS,
     RESIZE_METHODS,
     RGB,
     Crop,
     DecodeError,
     EncodedImage,
     TooNarrow,
+    pillow_resize,
     resize_pixels,
     shrunk_size,
+    torch_size,
 )
-from vit_jax.data.pillow import FILTERS, pillow_resize, torch_size
 from vit_jax.data.three_augment import three_augment
 
 KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known

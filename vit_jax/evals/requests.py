@@ -17,8 +17,8 @@ from vit_jax.config import (
     parse_command_line,
     parse_value,
     place_of,
-    source_label,
 )
+from vit_jax.data.sources import source_label
 
 OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # the outputs that a command can save
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")

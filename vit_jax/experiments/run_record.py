@@ -10,7 +10,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, checkpoint, data, interop
-from vit_jax.config import parse_config, source_label
+from vit_jax.config import parse_config
+from vit_jax.data.sources import source_label
 from vit_jax.json_text import to_json
 from vit_jax.monitoring import RunFolder, read_run, total_seconds
 from vit_jax.storage import filesystem

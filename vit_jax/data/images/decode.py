@@ -6,25 +6,25 @@ import functools
 import io
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import simplejpeg
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vit_jax import UserError, nearest_path
-from vit_jax.data.images import jpeg, ppm
+from vit_jax.data.images import jpeg
 from vit_jax.storage import filesystem
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 UNKNOWN_FORMAT = "it is not a JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file that can be read"
 MAX_PIXELS = 100_000_000  # a small file can decode to gigabytes
-HEADER_BYTES = 1 << 14  # of a file that are read first: they usually contain its header
+PPM_HEADER = re.compile(rb"P6\s+(\d{1,9})\s+(\d{1,9})\s+255\s")  # https://netpbm.sourceforge.net/doc/ppm.html
 
 RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Crop: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
@@ -90,45 +90,11 @@ class EncodedImage:
 
     @functools.cached_property
     def _frame(self) -> jpeg.Frame | None:
-        frame = jpeg.read_frame(self.data) if is_jpeg(self.data) else None
+        frame = jpeg.read_frame(self.data) if jpeg.is_jpeg(self.data) else None
         if frame is None or frame.height * frame.width > MAX_PIXELS:
             return None
         turned = self.exif and exif_orientation(self.data) != 1
         return None if turned else frame
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageHeader:
-    """The size that the header of an image file states.
-
-    Attributes:
-        name: what error messages call the image.
-        height: in pixels, as stored, before the EXIF orientation is applied.
-        width: in pixels, as stored.
-    """
-
-    name: str
-    height: int
-    width: int
-
-    @classmethod
-    def read(cls, path: str) -> "ImageHeader":
-        """Reads the header of a local image file: its first 16 KiB, or all of it if these do not suffice.
-
-        Raises:
-            DecodeError: the file is missing, unreadable or of another format, its header is damaged, or it decodes to
-                too many pixels. Other damage is not noticed.
-        """
-        try:
-            with open(path, "rb") as file:
-                data = file.read(HEADER_BYTES)
-                try:
-                    height, width = stated_size(data, path)
-                except DecodeError:  # a long header, or a format that must be read whole
-                    height, width = stated_size(data + file.read(), path)
-        except OSError as error:
-            raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
-        return cls(path, height, width)
 
 
 def list_images(path: str) -> list[str]:
@@ -178,7 +144,7 @@ def decode_image(data: bytes, name: str, *, exif: bool = False) -> RGB:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: damaged images would go unnoticed")
     with decode_errors(name):
-        image = decode_jpeg(data) if is_jpeg(data) else decode_other(data)
+        image = decode_jpeg(data) if jpeg.is_jpeg(data) else decode_other(data)
         return apply_orientation(image, data) if exif else image
 
 
@@ -219,27 +185,13 @@ def decode_errors(name: str) -> Iterator[None]:
         raise DecodeError(f"cannot decode the image {name}: {error or type(error).__name__}") from error
 
 
-def is_jpeg(data: bytes) -> bool:
-    """Returns whether the data begins as a JPEG file does."""
-    return data[:2] == b"\xff\xd8"
-
-
 def decode_jpeg(data: bytes) -> RGB:
     """Decodes JPEG data: CMYK images with Pillow, all others with libjpeg-turbo."""
-    height, width, colorspace = jpeg_header(data)
+    height, width, colorspace = jpeg.read_size(data)
     check_pixel_count(height, width)
     if colorspace in ("CMYK", "YCCK"):
         return decode_with_pillow(data)
     return jpeg.decode_whole(data)
-
-
-def jpeg_header(data: bytes) -> tuple[int, int, str]:
-    """Returns the height, width and colour space of JPEG data; raises ValueError if its header is damaged."""
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except KeyError:
-        raise ValueError("damaged JPEG header") from None
-    return height, width, colorspace
 
 
 def check_pixel_count(height: int, width: int) -> None:
@@ -251,14 +203,29 @@ def check_pixel_count(height: int, width: int) -> None:
 def decode_other(data: bytes) -> RGB:
     """Decodes an image that is not a JPEG.
 
-    The pixels of a PPM file that `ppm.view_pixels` accepts are a read-only view of `data`. All other images are decoded
+    The pixels of a PPM file that `view_ppm` accepts are a read-only view of `data`. All other images are decoded
     with Pillow.
     """
-    pixels = ppm.view_pixels(data)
+    pixels = view_ppm(data)
     if pixels is None:
         return decode_with_pillow(data)
     check_pixel_count(pixels.shape[0], pixels.shape[1])
     return pixels
+
+
+def view_ppm(data: bytes) -> RGB | None:
+    """Returns the pixels of a binary PPM file, 8 bits a channel, as a read-only view of the data.
+
+    The result is None if the data is of another format, has comments in its header, is damaged, or does not end with
+    the pixels.
+    """
+    header = PPM_HEADER.match(data)
+    if not header:
+        return None
+    width, height = int(header[1]), int(header[2])
+    if not height * width or len(data) != header.end() + height * width * 3:
+        return None
+    return np.frombuffer(data, np.uint8, offset=header.end()).reshape(height, width, 3)
 
 
 def decode_with_pillow(data: bytes) -> RGB:
@@ -293,7 +260,7 @@ def exif_orientation(data: bytes) -> int:
     """
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return 1
-    stating = jpeg.exif_only(data) if is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
+    stating = jpeg.exif_only(data) if jpeg.is_jpeg(data) else data if b"eXIf" in data or b"EXIF" in data else b""
     if not stating:
         return 1
     try:
@@ -321,19 +288,3 @@ def read_image(path: str | os.PathLike) -> EncodedImage:
     except OSError as error:
         raise DecodeError(f"cannot read the image {path}: {error.strerror or error}") from error
     return EncodedImage(data, path, exif=True)
-
-
-def stated_size(data: bytes, name: str) -> tuple[int, int]:
-    """Returns the height and width in pixels that the header of an image states, before any EXIF orientation.
-
-    Raises:
-        DecodeError: the header is cut off or damaged, of another format, or states too many pixels.
-    """
-    with decode_errors(name):
-        if is_jpeg(data):
-            height, width, _ = jpeg_header(data)
-        else:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                height, width = image.height, image.width
-        check_pixel_count(height, width)
-        return height, width

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from vit_jax.data.images.decode import RGB, Crop, EncodedImage, exif_orientation, is_jpeg
-from vit_jax.data.images.ppm import encode_ppm
+from vit_jax.data.images.decode import RGB, Crop, EncodedImage, exif_orientation
+from vit_jax.data.images.jpeg import is_jpeg
 from vit_jax.data.images.resize import resize_pixels, shrunk_size
 
 
@@ -90,3 +90,8 @@ def encode_image(pixels: RGB, quality: int | None = None) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG" if quality else "PNG", **options)
     return file.getvalue()
+
+
+def encode_ppm(pixels: RGB) -> bytes:
+    """Returns the bytes of a PPM file: a header of a few bytes, then the pixels, which are read without a copy."""
+    return b"P6\n%d %d\n255\n" % (pixels.shape[1], pixels.shape[0]) + pixels.tobytes()

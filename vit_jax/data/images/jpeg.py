@@ -2,26 +2,35 @@
 
 Most of the time that an image takes is spent decoding it. Where there are restart markers between the rows of blocks
 (`vit_jax.pack` writes them), the rows above and below the crop are cut from the data. Then libjpeg-turbo 3, where it is
-installed, skips what lies around the crop. Without it, a header that states fewer rows makes any decoder stop below the
+installed, skips what lies around the crop: it comes with the system (`libturbojpeg`, version 3 or newer) or with the
+package of the extra `[fast]`. Without it, a header that states fewer rows makes any decoder stop below the
 crop. The pixels of the crop are the same, bit for bit, as if the whole image were decoded.
 """
 
+import ctypes
+import ctypes.util
 import dataclasses
+import functools
+import importlib.util
 import re
+import threading
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
 
-from vit_jax.data.images import turbojpeg
-
 # ITU-T T.81, table B.1: the second byte of a marker, after 0xff.
 BASELINE, EXTENDED, RESTART, END, SCAN, INTERVAL, EXIF = 0xC0, 0xC1, 0xD0, 0xD9, 0xDA, 0xDD, 0xE1
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without tables and extensions
 WITHOUT_LENGTH = frozenset(range(RESTART, END + 1)) | {0x00, 0x01}  # the last two are not markers
+# turbojpeg.h: enums TJINIT, TJPF and TJPARAM
+DECOMPRESS, RGB_FORMAT, FAST_DCT = 1, 0, 10
 
 Pixels: TypeAlias = UInt8[np.ndarray, "rows columns 3"]
+
+_local = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +52,20 @@ class Frame:
     scan_at: int
     unit: tuple[int, int]
     has_restart_markers: bool
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Returns whether the data begins as a JPEG file does."""
+    return data[:2] == b"\xff\xd8"
+
+
+def read_size(data: bytes) -> tuple[int, int, str]:
+    """Returns the height, the width and the colour space that a JPEG states; raises ValueError if it is damaged."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except KeyError:
+        raise ValueError("damaged JPEG header") from None
+    return height, width, colorspace
 
 
 def header_segments(data: bytes) -> list[tuple[int, int, int]] | None:
@@ -174,10 +197,10 @@ def decode_box(data: bytes, frame: Frame, top: int, left: int, rows: int, column
         height = min(last * unit, frame.height) - first * unit
         data, frame, top = part, dataclasses.replace(frame, height=height), top - first * unit
         last -= first
-    if library := turbojpeg.load_library():
+    if library := load_turbojpeg():
         start = max(left // across - 1, 0) * across
         stop = min(left + columns + across, frame.width)
-        pixels = turbojpeg.decompress_region(library, data, top, start, rows, stop - start)
+        pixels = decompress_region(library, data, top, start, rows, stop - start)
         return pixels[:, left - start : left - start + columns]
     return decode_upper_rows(data, frame, last * unit)[top : top + rows, left : left + columns]
 
@@ -216,3 +239,59 @@ def extract_unit_rows(data: bytes, frame: Frame, first: int, last: int) -> bytes
     part[inner - start + 1] = RESTART + np.arange(len(inner)) % 8  # numbered from the beginning of the scan
     height = min(last * frame.unit[0], frame.height) - first * frame.unit[0]
     return header_with_height(data, frame, height) + part.tobytes() + (bytes((0xFF, END)) if last < total else b"")
+
+
+class Region(ctypes.Structure):
+    """`tjregion`, in pixels."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
+
+
+@functools.cache
+def load_turbojpeg() -> ctypes.CDLL | None:
+    """Returns libjpeg-turbo, or None if it is not installed or is older than version 3."""
+    spec = importlib.util.find_spec("turbojpeg")
+    beside = Path(spec.origin).parent / "turbojpeg.libs" if spec and spec.origin else Path("/nowhere")
+    for name in [*map(str, beside.glob("libturbojpeg*")), ctypes.util.find_library("turbojpeg")]:
+        try:
+            library = ctypes.CDLL(name) if name else None
+        except OSError:
+            continue
+        if library and hasattr(library, "tj3SetCroppingRegion"):
+            library.tj3Init.restype = ctypes.c_void_p
+            library.tj3GetErrorStr.restype = ctypes.c_char_p
+            return library
+    return None
+
+
+class Decompressor:
+    """A handle of libjpeg-turbo, for one thread."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self.library, self.handle = library, ctypes.c_void_p(library.tj3Init(DECOMPRESS))
+        library.tj3Set(self.handle, FAST_DCT, 1)
+
+    def __del__(self) -> None:
+        self.library.tj3Destroy(self.handle)
+
+
+def decompress_region(library: ctypes.CDLL, data: bytes, top: int, left: int, rows: int, columns: int) -> Pixels:
+    """Decodes the box of an image whose upper left corner is at (`top`, `left`).
+
+    `left` must be the first column of a minimum coded unit (MCU).
+
+    Raises:
+        ValueError: the data is damaged within or above the box.
+    """
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = Decompressor(library)
+    handle, size = _local.decompressor.handle, ctypes.c_size_t(len(data))
+    pixels: np.ndarray = np.empty((rows, columns, 3), np.uint8)
+    if (
+        library.tj3SetCroppingRegion(handle, Region(0, 0, 0, 0))  # else the previous image's is checked here
+        or library.tj3DecompressHeader(handle, data, size)
+        or library.tj3SetCroppingRegion(handle, Region(left, top, columns, rows))
+        or library.tj3Decompress8(handle, data, size, ctypes.c_void_p(pixels.ctypes.data), 0, RGB_FORMAT)
+    ):
+        raise ValueError(library.tj3GetErrorStr(handle).decode(errors="replace"))
+    return pixels

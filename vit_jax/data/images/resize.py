@@ -1,4 +1,8 @@
-"""Resizing that gives the pixels of `tf.image.resize`, which the published results used."""
+"""Resizing as the libraries do in which models were trained.
+
+`resize_pixels` gives the pixels of `tf.image.resize`, which the published results used, and `pillow_resize` those of
+PyTorch's libraries, which resize with Pillow.
+"""
 
 import functools
 import threading
@@ -13,7 +17,16 @@ from PIL import Image
 from vit_jax import UserError
 from vit_jax.data.images.decode import MAX_PIXELS
 
-RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")
+RESIZE_METHODS = ("bilinear", "bicubic", "fast", "area")  # of `resize_pixels`
+# Of `pillow_resize`. They smooth before they shrink, except "nearest".
+FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+    "nearest": Image.Resampling.NEAREST,
+}
 BAND = 75  # rows of a result that are computed together: so few that a core's cache holds them
 
 
@@ -155,7 +168,7 @@ def resize_pixels(
     if method == "fast":
         return cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
     if method == "bicubic":
-        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+        return pillow_resize(image, height, width, method)
     if method == "area":
         resized = cv2.resize(image.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
     elif antialias:
@@ -164,6 +177,13 @@ def resize_pixels(
     else:
         return bilinear(image, height, width)
     return resized.astype(np.uint8)
+
+
+def pillow_resize(
+    image: UInt8[np.ndarray, "height width 3"], height: int, width: int, method: str
+) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Resizes by one of `FILTERS`; the result is rounded."""
+    return np.asarray(Image.fromarray(image).resize((width, height), FILTERS[method]))
 
 
 def shrunk_size(height: int, width: int, size: int) -> tuple[int, int]:
@@ -176,6 +196,18 @@ def shrunk_size(height: int, width: int, size: int) -> tuple[int, int]:
     """
     ratio = np.float32(size) / np.float32(min(height, width))
     rows, columns = int(np.rint(np.float32(height) * ratio)), int(np.rint(np.float32(width) * ratio))
+    check_resized(height, width, rows, columns)
+    return rows, columns
+
+
+def torch_size(height: int, width: int, size: int) -> tuple[int, int]:
+    """Returns the (height, width) of an image whose shorter side becomes `size`; the longer one is rounded down.
+
+    Raises:
+        TooNarrow: the image would have too many pixels.
+    """
+    longer = int(size * max(height, width) / min(height, width))
+    rows, columns = (size, longer) if height <= width else (longer, size)
     check_resized(height, width, rows, columns)
     return rows, columns
 

@@ -1,4 +1,4 @@
-"""Shards of encoded images in the ArrayRecord format, read and packed."""
+"""Shards: files of encoded images in several formats, and the manifest beside them."""
 
 import lazy_loader
 

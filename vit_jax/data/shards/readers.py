@@ -20,6 +20,7 @@ from vit_jax.storage import Version, cache, filesystem
 
 OPEN_FILES = raise_open_files_limit()  # per process; each shard that is open is one
 MAX_OPEN, MAX_STREAMED = min(512, OPEN_FILES // 2), OPEN_FILES // 4  # shards per process
+STREAMED_BYTES = 64_000_000  # about the size of a shard to be streamed, since hosts hold a few of them at a time
 ROOM_WAIT = 60.0  # seconds that other processes have to close the shards that they stream
 
 
@@ -115,7 +116,7 @@ def count_records(
     path: str, size: int | None = None, version: Version | None = None, format: str = "array_record"
 ) -> int:
     """Returns the number of records of a shard, after copying a remote one; raises UserError as `open_reader` does."""
-    return open_reader(path, local_path(path, version), size, format).num_records()
+    return open_reader(path, filesystem.local_copy(path, version=version), size, format).num_records()
 
 
 @functools.cache

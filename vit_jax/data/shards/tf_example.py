@@ -54,38 +54,23 @@ def serialise_example(image: bytes, labels: Sequence[int]) -> bytes:
     return example.SerializeToString()
 
 
-def parse_example(record: bytes) -> tuple[bytes, list[int]]:
-    """Returns the features `image` and `label` of an example.
+def parse_example(record: bytes, reads_labels: bool = True) -> tuple[bytes, list[int] | None]:
+    """Returns the features `image` and `label` of an example. Unless `reads_labels`, it needs no labels: they are None.
 
     Raises:
-        ValueError: the record is not an example, or lacks one of the features.
+        ValueError: the record is not an example, or lacks a feature.
     """
-    image, labels = parse_features(record, "image", "label")
-    if labels.HasField("bytes_list") or labels.HasField("float_list"):
-        raise ValueError("its feature label must be a list of int64")
-    return one_string(image.bytes_list.value), list(labels.int64_list.value)
-
-
-def parse_image(record: bytes) -> bytes:
-    """Returns the feature `image` of an example, which may lack the feature `label`; raises as `parse_example`."""
-    [image] = parse_features(record, "image")
-    return one_string(image.bytes_list.value)
-
-
-def parse_features(record: bytes, *names: str) -> list[Any]:
-    """Returns some features of an example; raises ValueError if the record is not an example, or lacks one of them."""
     try:
         features = {entry.key: entry.value for entry in Example.FromString(record).features.feature}
     except ProtobufError:
         raise ValueError("it is not a tf.train.Example") from None
+    names = ("image", "label") if reads_labels else ("image",)
     if not set(names) <= set(features):
         found = ", ".join(sorted(features)) or "none"
         raise ValueError(f"it needs the features {' and '.join(names)}, but has {found}")
-    return [features[name] for name in names]
-
-
-def one_string(image: Sequence[bytes]) -> bytes:
-    """Returns the only value of the feature `image`; raises ValueError if there are none or several."""
-    if len(image) != 1:
+    if reads_labels and (features["label"].HasField("bytes_list") or features["label"].HasField("float_list")):
+        raise ValueError("its feature label must be a list of int64")
+    images = features["image"].bytes_list.value
+    if len(images) != 1:
         raise ValueError("its feature image must be one byte string")
-    return image[0]
+    return images[0], list(features["label"].int64_list.value) if reads_labels else None

@@ -26,7 +26,7 @@ class FoundFile(NamedTuple):
     Attributes:
         path: local or remote.
         name: the path relative to the folder of the pattern.
-        size: in bytes; None: its store does not state it.
+        size: in bytes; None: not known.
         version: the version of a remote file when it was listed; None for a local file.
     """
 

@@ -1,19 +1,23 @@
-"""Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file."""
+"""Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file.
+
+Folders called train, val, validation and test are splits. If there are none of these, folders stand for splits whose
+names say so in other words, as `name_splits` reads them: `Training` and `Testing`, `seg_train` and `seg_test`. The
+classes of a split may lie one folder deeper, in a folder of the same split: `seg_train/seg_train/<class>`.
+"""
 
 import collections
 import hashlib
 import os
+import posixpath
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from vit_jax import UserError, tell
+from vit_jax import UserError, first_names, nearest_path, tell, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
-from vit_jax.data.sources.class_names import compose
-from vit_jax.data.sources.folder_splits import SPLITS, describe_splits, first_names, split_folders
-from vit_jax.data.sources.folder_tree import LAYOUT, FolderTree, join_relative
-from vit_jax.data.sources.source import Source, SourceConfig, stamp_files, stamp_versions
+from vit_jax.data.sources.source import Source, SourceConfig, compose, stamp_files, stamp_versions
 from vit_jax.data.sources.splits import (
     SPLIT_WORDS,
     canonical_name,
@@ -24,8 +28,155 @@ from vit_jax.data.sources.splits import (
 )
 from vit_jax.storage import filesystem
 
+SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}  # folder -> split
+KAGGLE = "ILSVRC/Data/CLS-LOC"  # the folder of ImageNet's splits in Kaggle's archive; label files lie 3 folders above
+LAYOUT = "either {train,val,test}/<class>/* or <class>/*"
+ANNOTATIONS = (".csv", ".tsv", "_annotations.txt", "_boxes.txt")  # not images, and not reported as skipped
 WITHOUT_FOLDERS = "a split without class folders needs a label file with the columns image and class, such as {}.csv"
 CLASS_WORDS = ("words.txt", "LOC_synset_mapping.txt")  # describe classes in words: Tiny-ImageNet's, ImageNet's
+
+
+class FolderTree:
+    """The folders and files below a root; a local root is listed folder by folder, a remote one at once.
+
+    All paths are relative to the root, with `/`; the root is ''.
+
+    Attributes:
+        root: the absolute path of the folder, local or remote.
+        remote: for a remote root, folder -> the names of the folders and of the files in it; None for a local root.
+        versions: for a remote root, file -> its version, see `filesystem.file_version`; empty for a local root.
+    """
+
+    def __init__(self, root: str):
+        """Checks that the root exists, and lists it if it is remote.
+
+        Raises:
+            UserError: there is no such folder, or its store cannot be reached.
+        """
+        self.root = filesystem.absolute_path(root)
+        self.remote: dict[str, tuple[set[str], list[str]]] | None = None
+        self.versions: dict[str, str] = {}
+        if filesystem.is_remote(root):
+            self.remote = collections.defaultdict(lambda: (set(), []))
+            self.versions = {name: version.text for name, version in filesystem.list_versions(root).items()}
+            for path in self.versions:
+                folder, _, name = path.rpartition("/")
+                self.remote[folder][1].append(name)
+                while folder:
+                    folder, _, name = folder.rpartition("/")
+                    self.remote[folder][0].add(name)
+        if not (self.remote if self.remote is not None else os.path.isdir(self.root)):
+            path = filesystem.absolute_path(root)
+            near = None if filesystem.is_remote(root) else nearest_path(Path(path))
+            hint = f" (did you mean {str(near)!r}?)" if near and near.is_dir() else ""
+            raise UserError(f"there is no folder {path}{hint}; a folder of images contains {LAYOUT}")
+
+    def full_path(self, relative: str) -> str:
+        """Returns the full path of a path relative to the root, which may begin with `../`."""
+        path = filesystem.join_path(self.root, relative).rstrip("/")
+        return path if filesystem.is_remote(path) else posixpath.normpath(path)
+
+    def list_entries(self, folder: str) -> tuple[list[str], list[str]]:
+        """Returns the sorted names of the folders and of the files in a folder, hidden ones included.
+
+        Raises:
+            UserError: the folder cannot be read.
+        """
+        if self.remote is not None:
+            folders, names = self.remote[folder]
+            return sorted(folders), sorted(names)
+        folders_and_files: tuple[list[str], list[str]] = [], []
+        with (
+            user_errors(f"cannot list the folder {self.full_path(folder)}"),
+            os.scandir(os.path.join(self.root, folder)) as entries,
+        ):
+            for entry in entries:
+                folders_and_files[not is_folder(entry)].append(entry.name)
+        return sorted(folders_and_files[0]), sorted(folders_and_files[1])
+
+    def subfolders(self, folder: str) -> list[str]:
+        """Returns the sorted names of the folders in a folder, except hidden ones."""
+        return [name for name in self.list_entries(folder)[0] if not is_hidden(name)]
+
+    def files_in(self, folder: str) -> list[str]:
+        """Returns the sorted paths of the files in a folder, except hidden ones."""
+        return [join_relative(folder, name) for name in self.list_entries(folder)[1] if not is_hidden(name)]
+
+    def images_in(self, folder: str) -> list[str]:
+        """Returns the sorted names of the images in a folder, found by their suffix, except hidden ones."""
+        return [path.rpartition("/")[2] for path in self.files_in(folder) if path.lower().endswith(IMAGE_SUFFIXES)]
+
+    def images_below(
+        self, folder: str, skipped: collections.Counter[str], parents: tuple[tuple[int, int], ...] = ()
+    ) -> list[str]:
+        """Returns the paths of the images in a folder and in the folders below it.
+
+        Args:
+            folder: where to look.
+            skipped: reason -> number of files skipped; changed in place.
+            parents: (device, inode) of the folders that contain `folder`, the root first; a link to one of them is not
+                followed. Callers leave it empty.
+        """
+        if self.remote is None:
+            parts = folder.split("/") if folder else []
+            parents = parents or tuple(self.device_and_inode("/".join(parts[:count])) for count in range(len(parts)))
+            if (this := self.device_and_inode(folder)) in parents:
+                skipped["links to parent folders"] += 1
+                return []
+            parents += (this,)
+        folders, names = self.list_entries(folder)
+        images = []
+        for name in names:
+            if is_hidden(name):
+                skipped["hidden"] += 1
+            elif name.lower().endswith(IMAGE_SUFFIXES):
+                images.append(join_relative(folder, name))
+            elif not name.lower().endswith(ANNOTATIONS):
+                skipped[os.path.splitext(name)[1].lower() or "without a suffix"] += 1
+        for name in folders:
+            if is_hidden(name):
+                skipped["hidden"] += 1
+            else:
+                images += self.images_below(join_relative(folder, name), skipped, parents)
+        return images
+
+    def kaggle_folder(self) -> str | None:
+        """Returns the path of ImageNet's splits if the root is a folder above them in Kaggle's archive, else None."""
+        parts = KAGGLE.split("/")
+        for path in ("/".join(parts[count:]) for count in range(len(parts))):
+            if self.has_folder(path):
+                return self.full_path(path)
+        return None
+
+    def has_folder(self, path: str) -> bool:
+        """Returns whether there is a folder of this path."""
+        return os.path.isdir(os.path.join(self.root, path)) if self.remote is None else path in self.remote
+
+    def device_and_inode(self, folder: str) -> tuple[int, int]:
+        """Returns the device and inode of a local folder; a link to the folder has the same."""
+        with user_errors(f"cannot list the folder {self.full_path(folder)}"):
+            status = os.stat(os.path.join(self.root, folder))
+        return status.st_dev, status.st_ino
+
+    def files_beside_splits(self) -> list[str]:
+        """Returns the paths of the files in the root, except hidden ones.
+
+        If the root is the folder of the splits of Kaggle's ImageNet, the label files of ImageNet follow, whose paths
+        begin with `../`.
+        """
+        files = self.files_in("")
+        if self.remote is None and os.path.abspath(self.root).endswith(f"/{KAGGLE}"):
+            top = os.path.join(self.root, "../../..")
+            files += [f"../../../{name}" for name in sorted(os.listdir(top)) if name.startswith("LOC_")]
+        return files
+
+    def read_text(self, path: str) -> str:
+        """Returns the text of a file. Bytes that are not UTF-8 become surrogate escapes, as in the names of files.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        return filesystem.read_bytes(self.full_path(path)).decode("utf-8-sig", "surrogateescape")
 
 
 class ImageFolder:
@@ -194,6 +345,96 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
     )
 
 
+def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
+    """Returns the names of the splits of a folder that have labels, and prints which splits have none.
+
+    Raises:
+        UserError: see `find_splits`.
+    """
+    tree = FolderTree(name)
+    folders = find_splits(tree)
+    classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
+    unlabelled = unlabelled_splits(tree, folders, classes)
+    for path in (tree.full_path(folders[split]) for split in unlabelled):
+        tell(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
+    return [split for split in folders if split not in unlabelled]
+
+
+def find_splits(tree: FolderTree) -> dict[str, str]:
+    """Returns split -> its folder below the root ('' is the root, whose images a label file may list).
+
+    Raises:
+        UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`, or the names of the folders can be
+            read as splits and as classes.
+    """
+    if inner := tree.kaggle_folder():
+        raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
+    root, folders, images = tree.root, tree.subfolders(""), tree.images_in("")
+    exact = [name for name in folders if name in SPLITS]
+    if images and (exact or not find_label_files(tree, "")):
+        raise UserError(f"{root} contains images directly ({first_names(images)}); it must contain {LAYOUT}")
+    if not folders and not images:
+        raise UserError(f"the folder {root} contains no class folders; it must contain {LAYOUT}")
+    named = {} if images else name_splits(folders)
+    others = [name for name in folders if name not in named]
+    if exact and others:
+        raise UserError(
+            f"{root} contains both split folders ({first_names(exact)}) and other folders ({first_names(others)}); "
+            f"it must contain {LAYOUT}"
+        )
+    # A single class may be called after a split, such as Train among vehicles. It has no classes in it.
+    if others and named and (len(set(named.values())) > 1 or any(tree.subfolders(name) for name in named)):
+        beside = first_names(others)
+        raise UserError(
+            f"the folders of {root} can be read in two ways: as the splits {first_names([*named])}, beside {beside}, "
+            f"or as {len(folders)} classes; to read splits, move {beside} elsewhere; to read classes, move all of them "
+            f"into a folder {root}/train"
+        )
+    if others or not named:
+        check_inside(tree, folders)
+        return {"train": ""}
+    return place_splits(tree, named)
+
+
+def place_splits(tree: FolderTree, named: dict[str, str]) -> dict[str, str]:
+    """Returns split -> its folder, given folder -> split; raises UserError if two folders stand for the same split."""
+    placed: dict[str, str] = {}
+    for name, split in named.items():
+        if split in placed:
+            raise UserError(
+                f"the folder {tree.root} contains both {placed[split]} and {name}, which stand for the same split; "
+                f"keep one of them or, if they are classes, move them into a folder {tree.root}/train"
+            )
+        placed[split] = name
+    return {split: inner_folder(tree, name, split) for split, name in placed.items()}
+
+
+def inner_folder(tree: FolderTree, folder: str, split: str) -> str:
+    """Returns the folder with the classes of a split: `folder`, or the only one in it if that is of the same split."""
+    inside = tree.subfolders(folder)
+    if len(inside) == 1 and name_splits(inside).get(inside[0]) == split and not tree.images_in(folder):
+        inner = join_relative(folder, inside[0])
+        return inner if tree.subfolders(inner) else folder
+    return folder
+
+
+def check_inside(tree: FolderTree, folders: list[str]) -> None:
+    """Raises UserError if the only folder, which would be the only class, contains splits."""
+    inside = tree.subfolders(folders[0]) if len(folders) == 1 else []
+    if inside and len(set(name_splits(inside).values())) > 1:
+        place = tree.full_path(folders[0])
+        raise UserError(
+            f"the only folder of {tree.root} contains the splits {first_names(inside)}; use "
+            f"--config.data.source=folder:{place}"
+        )
+
+
+def describe_splits(folders: dict[str, str]) -> str:
+    """Returns which folders, split -> folder, are read as splits by other names than their own; empty if none is."""
+    renamed = sorted(f"{folder} as {split}" for split, folder in folders.items() if folder and folder not in SPLITS)
+    return f"with {', '.join(renamed)}" if renamed else ""
+
+
 def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
     """Returns the sorted classes of the split in `folder`, which is train if there is a train.
 
@@ -297,26 +538,6 @@ def find_label_files(tree: FolderTree, folder: str) -> list[str]:
     return []
 
 
-def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
-    """Returns the names of the splits of a folder that have labels, and prints which splits have none.
-
-    Raises:
-        UserError: see `split_folders`.
-    """
-    tree = FolderTree(name)
-    folders = find_splits(tree)
-    classes = list_classes(tree, folders.get("train", next(iter(folders.values()))))
-    unlabelled = unlabelled_splits(tree, folders, classes)
-    for path in (tree.full_path(folders[split]) for split in unlabelled):
-        tell(f"{path} has no labels and is skipped: {WITHOUT_FOLDERS.format(path)}.")
-    return [split for split in folders if split not in unlabelled]
-
-
-def find_splits(tree: FolderTree) -> dict[str, str]:
-    """Returns split -> its folder, see `split_folders`."""
-    return split_folders(tree, bool(find_label_files(tree, "")))
-
-
 def unlabelled_splits(tree: FolderTree, folders: dict[str, str], classes: tuple[str, ...]) -> list[str]:
     """Returns the splits other than train that have images but neither class folders nor a label file."""
     splits = []
@@ -337,3 +558,21 @@ def missing_labels(tree: FolderTree, folder: str) -> UserError:
         f"{path} has no labels{why}; vit_jax.predict takes a folder of images without labels; to train or evaluate, "
         f"{WITHOUT_FOLDERS.format(path)}"
     )
+
+
+def is_hidden(name: str) -> bool:
+    """Returns whether a file or folder is not one of the data: also `__MACOSX`, which macOS adds to zip files."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+    """Returns whether an entry is a folder or a link to one. False for a link to itself: it is an unreadable file."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def join_relative(folder: str, name: str) -> str:
+    """Returns the path of an entry of a folder; the root is ''."""
+    return f"{folder}/{name}".lstrip("/")

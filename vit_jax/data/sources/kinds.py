@@ -1,4 +1,4 @@
-"""The table of the kinds of sources: how each is named and opened, and how its splits are listed."""
+"""The table of the kinds of sources, and a source opened by its name, `KIND` or `KIND:NAME`."""
 
 import dataclasses
 import glob
@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
-from vit_jax.config import PATH_SOURCES
+from vit_jax.data import shards
 from vit_jax.data.sources import splits
-from vit_jax.data.sources.array_record import list_record_splits, open_records
+from vit_jax.data.sources.array_record import describe_records, list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
-from vit_jax.data.sources.class_renaming import read_renaming
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
-from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture
+from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture, read_renaming
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
+from vit_jax.data.sources.sharded import Description
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.tfds import list_tfds_splits, open_tfds
-from vit_jax.data.sources.vtab_sources import VTAB_SPLITS, open_vtab
-from vit_jax.data.sources.webdataset import list_webdataset_splits, open_webdataset
+from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
+from vit_jax.data.sources.webdataset import describe_tars, list_webdataset_splits, open_webdataset
 from vit_jax.storage import filesystem
 
 OPTIONS = re.compile(r"(,(label|image)=[^,]*)+$")  # of a source that lies in files
@@ -37,14 +37,19 @@ class SourceKind:
             exists.
         example: an example of the name that follows the kind and a colon; empty: the kind takes no name.
         asks: what the name says, in words, for the message if it is missing.
+        is_path: whether the name is the path of a file or a folder.
         in_shards: whether the examples lie in shards, which can be streamed.
+        describe: function of (name, num_classes, max_labels, advance) that counts the records of shards and writes the
+            numbers into a file beside them, see `array_record.describe_records`; None: there is no such file.
     """
 
     open: Callable[[SourceConfig, str, str], Source]
     list_splits: Callable[[SourceConfig, str], list[str]] | None
     example: str = ""
     asks: str = ""
+    is_path: bool = False
     in_shards: bool = False
+    describe: Callable[[str, int, int | None, Callable[[int], None]], Description] | None = None
 
 
 def open_mixture(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -70,20 +75,36 @@ def list_mixture_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 
 KINDS = {
-    "array_record": SourceKind(open_records, list_record_splits, "FOLDER", "where the shards lie", in_shards=True),
+    "array_record": SourceKind(
+        open_records,
+        list_record_splits,
+        "FOLDER",
+        "where the shards lie",
+        is_path=True,
+        in_shards=True,
+        describe=describe_records,
+    ),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
-    "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie"),
+    "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie", is_path=True),
     "hf": SourceKind(
         open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub", in_shards=True
     ),
     "mix": SourceKind(open_mixture, list_mixture_splits, "0.7*SOURCE+0.3*SOURCE", "which sources"),
-    "npz": SourceKind(open_npz, list_npz_splits, "PATH", "where the file lies"),
-    "parquet": SourceKind(open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie", in_shards=True),
+    "npz": SourceKind(open_npz, list_npz_splits, "PATH", "where the file lies", is_path=True),
+    "parquet": SourceKind(
+        open_parquet, list_parquet_splits, "FOLDER", "where the Parquet files lie", is_path=True, in_shards=True
+    ),
     "synthetic": SourceKind(open_synthetic, None),
     "tfds": SourceKind(open_tfds, list_tfds_splits, "NAME", "which dataset", in_shards=True),
     "vtab": SourceKind(open_vtab, lambda source_config, name: [*VTAB_SPLITS], "TASK", "which task"),
     "webdataset": SourceKind(
-        open_webdataset, list_webdataset_splits, "FOLDER", "where the tar files lie", in_shards=True
+        open_webdataset,
+        list_webdataset_splits,
+        "FOLDER",
+        "where the tar files lie",
+        is_path=True,
+        in_shards=True,
+        describe=describe_tars,
     ),
 }
 
@@ -120,10 +141,12 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     """
     kind, name = parse_source(source_config.source)
     source = KINDS[kind].open(source_config, name, split)
+    if source.shards:
+        shards.forget_readers()  # other files may have these names since this process has opened some
     if not streams:
         source.check_cache_room()
     # Files of a place are the same data, whatever columns are read of them; other data are told by their names.
-    in_files = kind == "hf" or kind in PATH_SOURCES
+    in_files = kind == "hf" or KINDS[kind].is_path
     place = f"{kind}:{filesystem.absolute_path(OPTIONS.sub('', name))}" if in_files else source.name
     own = tuple((place, splits.canonical_name(whole), rows) for whole, rows in source.parts)
     return dataclasses.replace(source, origins=source.origins or own)
@@ -143,6 +166,21 @@ def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list
     return [splits.resolve_name(split, existing) for split in wanted] or existing
 
 
+def describe_source(
+    source: str, num_classes: int, max_labels: int | None, advance: Callable[[int], None]
+) -> Description:
+    """Counts the records of shards and writes the numbers into a file beside them; see `SourceKind.describe`.
+
+    Raises:
+        UserError: the source is unknown, of a kind without such a file, or cannot be read, or the file not be written.
+    """
+    kind, name = parse_source(source)
+    if not (describe := KINDS[kind].describe):
+        names = " and ".join(f"{one}:FOLDER" for one, entry in KINDS.items() if entry.describe)
+        raise UserError(f"cannot describe {source}: only {names} can be described")
+    return describe(name, num_classes, max_labels, advance)
+
+
 def change_paths(source: str, change: Callable[[str], str], change_file: Callable[[str], str]) -> str:
     """Returns a data source with other paths.
 
@@ -155,9 +193,19 @@ def change_paths(source: str, change: Callable[[str], str], change_file: Callabl
     def change_part(part: str) -> str:
         kind, _, name = part.partition(":")
         path = OPTIONS.sub("", name)
-        return f"{kind}:{change(path)}{name[len(path) :]}" if kind in PATH_SOURCES else part
+        return f"{kind}:{change(path)}{name[len(path) :]}" if kind in KINDS and KINDS[kind].is_path else part
 
     return change_sources(source, change_part, change_file)
+
+
+def source_label(source: str) -> str:
+    """Returns a short name of a data source, with word characters only.
+
+    Examples are `tfds:cifar100` -> cifar100 and `folder:data/pets` -> pets.
+    """
+    kind, colon, rest = source.partition(":")
+    rest = rest.rstrip("/").rpartition("/")[2] if kind in KINDS and KINDS[kind].is_path else rest
+    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")
 
 
 def is_in_shards(source: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vit_jax import UserError, user_errors
 from vit_jax.data import images
-from vit_jax.data.sources.class_names import compose
+from vit_jax.data.sources.source import compose
 
 # Names of columns, in which only letters and digits count: `File_Name` is filename.
 IMAGE_COLUMNS = ("filename", "file", "filepath", "path", "image", "imagename", "imagepath", "imagefile", "img")

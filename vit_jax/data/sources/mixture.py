@@ -1,7 +1,11 @@
 """A mixture of sources, `0.7*tfds:a+0.3*folder:b`: each gives its share of the images, in epochs of its own.
 
-`,classes=FILE` after a source names a file that renames its classes to classes of the mixture; see `class_renaming`.
 The mixture contains all examples of its parts, one part after the other. The weights only affect the order of training.
+
+The classes of the parts are joined by name or by id. `,classes=FILE` after a source names a renaming of its classes, a
+JSON object, {class of the part: class of the mixture}. It states a class of the part by its name, and a class that has
+no entry keeps its name. If the classes of a part have no names, the renaming states them by number, and each class must
+have an entry. Several classes may get the same name and so become one.
 """
 
 import dataclasses
@@ -12,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Int32
+
 from vit_jax import UserError
-from vit_jax.data import images
-from vit_jax.data.sources.class_names import Names, choose_names, compose, kinds_of_names
-from vit_jax.data.sources.class_renaming import join_classes, map_label, rename_classes
-from vit_jax.data.sources.source import Label, Mixture, Shards, Source
+from vit_jax.data.sources.source import Example, Label, Mixture, Names, Shards, Source, compose, kinds_of_names
+from vit_jax.storage import read_json
 
 PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+,]|$))")  # before another weight and kind of source
 CLASSES = ",classes="
@@ -95,9 +100,7 @@ class MixedExamples:
     sources: tuple[Source, ...]
     labels: tuple[tuple[int, ...] | None, ...]
 
-    def read_example(
-        self, split: str, index: int, **opening: Callable[..., Any]
-    ) -> tuple[images.RGB | images.EncodedImage, Label]:
+    def read_example(self, split: str, index: int, **opening: Callable[..., Any]) -> Example:
         """Returns (image, label) number `index` of a whole split of a part; see `Source.read_example`.
 
         The split `0 train` is the split `train` of the first part.
@@ -125,6 +128,25 @@ def locate_split(split: str) -> tuple[int, str]:
     return int(number), name
 
 
+def map_label(label: Label, labels: tuple[int, ...] | None) -> Label:
+    """Returns the label in the mixture of an example of a part.
+
+    Args:
+        label: the label in the part: an int, or an array padded with -1. The result has the same form, and each label
+            once.
+        labels: label in the part -> label in the mixture; None: they are the same. An image without a label, -1, has
+            none in the mixture.
+    """
+    if labels is None:
+        return label
+    if isinstance(label, int):
+        return labels[label] if label >= 0 else label
+    mapped = list(dict.fromkeys(labels[one] for one in label if one >= 0))
+    padded: Int32[np.ndarray, " max_labels"] = np.full(len(label), -1, np.int32)
+    padded[: len(mapped)] = mapped
+    return padded
+
+
 def mix_sources(
     parts: Sequence[WeightedSource], sources: Sequence[Source], renamings: Sequence[Mapping[str, str] | None]
 ) -> Source:
@@ -140,7 +162,10 @@ def mix_sources(
             all parts are in shards and the shards of a part do not fit into the cache.
     """
     weights = parse_proportions(parts)
-    kinds = [name_classes(*part) for part in zip(parts, sources, renamings, strict=True)]
+    kinds = [
+        kinds_of_names(source) if renaming is None else [rename_classes(source, renaming, part.classes)]
+        for part, source, renaming in zip(parts, sources, renamings, strict=True)
+    ]
     names = choose_names(kinds)
     check_distinct(parts, names)
     counts, texts = [source.num_classes for source in sources], [part.source for part in parts]
@@ -188,13 +213,50 @@ def mix_shards(sources: Sequence[Source]) -> Shards | None:
     return Shards(runs, examples, all(one.shuffled for one in shards))
 
 
-def name_classes(part: WeightedSource, source: Source, renaming: Mapping[str, str] | None) -> list[Names]:
-    """Returns the names that the classes of a part may have in the mixture, see `kinds_of_names`.
+def read_renaming(path: str) -> Mapping[str, str]:
+    """Reads a renaming from a local or remote file; raises UserError if it is missing or not an object of names."""
+    stated = read_json(path)
+    if not isinstance(stated, dict) or not all(isinstance(name, str) for name in stated.values()):
+        raise UserError(f'cannot read {path}: it must be an object of names, such as {{"tabby": "cat"}}')
+    return stated
+
+
+def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> Names:
+    """Returns the names that the classes of a part have in the mixture, in the order of the part's labels.
+
+    Args:
+        source: the part.
+        renaming: class of the part -> class of the mixture.
+        path: the file of the renaming, for messages.
 
     Raises:
-        UserError: the renaming does not fit the classes.
+        UserError: the renaming has a class that the part lacks, or the classes of the part have no names and the
+            renaming lacks one of them.
     """
-    return kinds_of_names(source) if renaming is None else [rename_classes(source, renaming, part.classes)]
+    numbered = source.class_names is None
+    own = source.class_names or tuple(map(str, range(source.num_classes)))
+    renaming = {compose(name): new for name, new in renaming.items()}
+    if wrong := sorted(renaming.keys() - set(map(compose, own))):
+        known = f"0 to {len(own) - 1}" if numbered else ", ".join(own[:3]) + (", ..." if len(own) > 3 else "")
+        raise UserError(f"{path} renames the class {wrong[0]!r}, but the classes of {source.name} are {known}")
+    if missing := [name for name in own if numbered and name not in renaming]:
+        raise UserError(f"{path} must name the class {missing[0]} of {source.name}, which has no name")
+    return tuple(renaming.get(compose(name), name) for name in own)
+
+
+def choose_names(kinds: Sequence[Sequence[Names]]) -> list[Names | None]:
+    """Returns, for each of several sources, those of its kinds of names of which most are also names in other sources.
+
+    Of several such kinds it is the first. A kind in which several classes have the same name is chosen only if there is
+    no other. The result for a source without names is None.
+    """
+    composed = [{compose(name) for names in of_source for name in names} for of_source in kinds]
+    chosen: list[Names | None] = []
+    for number, of_source in enumerate(kinds):
+        others = {name for other, names in enumerate(composed) if other != number for name in names}
+        shared = {names: (len({*names}) == len(names), len(others & {*map(compose, names)})) for names in of_source}
+        chosen.append(max(shared, key=lambda names: shared[names], default=None))
+    return chosen
 
 
 def check_distinct(parts: Sequence[WeightedSource], names: Sequence[Names | None]) -> None:
@@ -202,6 +264,41 @@ def check_distinct(parts: Sequence[WeightedSource], names: Sequence[Names | None
     for part, of_part in zip(parts, names, strict=True):
         if of_part and not part.classes and len(set(map(compose, of_part))) < len(of_part):
             raise UserError(f"the classes of {part.source} do not join by name, since several have the same name")
+
+
+def join_classes(
+    names: Sequence[Names | None], counts: Sequence[int], texts: Sequence[str]
+) -> tuple[Names | None, tuple[tuple[int, ...] | None, ...]]:
+    """Joins the classes of the parts of a mixture.
+
+    Classes of the same name are one class. A part whose classes have no names must have as many classes as the mixture;
+    its labels are also the labels in the mixture.
+
+    Args:
+        names: for each part, the names of its classes in the mixture, or None.
+        counts: for each part, the number of its classes.
+        texts: for each part, its data source, for messages.
+
+    Returns:
+        The class names of the mixture, or None if no part has class names. And for each part, the label in the mixture
+        of each of its labels, or None if the labels are the same.
+
+    Raises:
+        UserError: a part without class names has another number of classes than the mixture.
+    """
+    joined: dict[str, str] = {}
+    for name in itertools.chain(*(of_part or () for of_part in names)):
+        joined.setdefault(compose(name), name)
+    total = len(joined) or counts[0]
+    for of_part, count, text in zip(names, counts, texts, strict=True):
+        if of_part is None and count != total:
+            raise UserError(
+                f"{text} has {count} classes without names, but the mixture has {total} classes; give them names with "
+                f"{text},classes=FILE"
+            )
+    numbers = {name: label for label, name in enumerate(joined)}
+    labels = tuple(None if of_part is None else tuple(numbers[compose(name)] for name in of_part) for of_part in names)
+    return tuple(joined.values()) or None, labels
 
 
 def show_names(

@@ -103,7 +103,6 @@ def list_parquet_splits(source_config: SourceConfig, name: str) -> list[str]:
 
 def find_parquet(pattern: str) -> Mapping[str, list[FoundFile]]:
     """Returns split -> its files; raises UserError if there are no files, or if a split lies in several folders."""
-    shards.forget_readers()
     splits = files_of_splits(find_files(pattern, ".parquet"))
     for split, files in splits.items():
         folders = sorted({file.path.rpartition("/")[0] for file in files})

@@ -1,19 +1,27 @@
-"""Whole splits whose examples lie in shards, one after the other."""
+"""Whole splits whose examples lie in shards, one after the other.
+
+Where a file beside the shards states their numbers of records, they are not opened before they are read. A format with
+such a file has a function that writes it for shards of another program, and returns a `Description`.
+"""
 
 import bisect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data import shards
 from vit_jax.data.images import DecodeError, EncodedImage
+from vit_jax.data.sources.file_pattern import FoundFile
 from vit_jax.data.sources.source import Shards, check_range, stamp_files, stamp_versions
+from vit_jax.storage import cache, filesystem
 
 OpenShard: TypeAlias = Callable[[shards.Shard], Any]  # returns the reader of a shard
+FileT = TypeVar("FileT")
 
 
 class ShardedSplits:
@@ -82,6 +90,46 @@ class ShardedSplits:
         return stamp_files(shard.path for shard in self.shards[split])
 
 
+def list_shards(
+    split: str, files: Sequence[FoundFile], lengths: Mapping[str, int], info: str, source: str, format: str
+) -> tuple[shards.Shard, ...]:
+    """Returns the shards of a split.
+
+    A file whose number of records is not stated is opened to count them; a remote file is copied into the cache first.
+
+    Args:
+        split: the name of the split.
+        files: its files, in order.
+        lengths: name of a file -> number of its records, for the files beside which it is stated.
+        info: the name of the file beside the shards that may state the numbers of records.
+        source: the data source that is all of the folder, such as `array_record:FOLDER`.
+        format: the format of the files, one of `shards.FORMATS`.
+
+    Raises:
+        UserError: a file that is opened is damaged, or the files to copy do not fit into the cache.
+    """
+    size = sum(file.size or 0 for file in files if file.name not in lengths and filesystem.is_remote(file.path))
+    if size > cache.max_bytes():
+        folder = source.partition(":")[2]
+        raise UserError(
+            f"the number of records in split {split} of {folder} is not known, since no {info} is beside the shards, "
+            f"and the shards ({size / 1e9:.3g} GB) do not fit into the cache ({cache.max_bytes() / 1e9:.3g} GB) to be "
+            f"counted; count the records once with python -m vit_jax.describe {source} --num-classes=N"
+        )
+    return tuple(
+        shards.Shard(
+            file.path,
+            lengths[file.name]
+            if file.name in lengths
+            else shards.count_records(file.path, file.size, file.version, format),
+            file.size,
+            file.version,
+            format,
+        )
+        for file in files
+    )
+
+
 def read_labelled(
     splits: ShardedSplits,
     read_record: Callable[[Any, int, str], tuple[bytes, list[int] | None]],
@@ -138,3 +186,46 @@ def check_labels(
     if len(labels) > max_labels:
         raise UserError(f"{name} has {len(labels)} labels, but max_labels is {max_labels}")
     return np.array(labels + [-1] * (max_labels - len(labels)), np.int32)
+
+
+class Description(NamedTuple):
+    """The description of the shards in a folder.
+
+    Attributes:
+        path: the path of the file beside the shards that states their numbers of records.
+        splits: split -> the entries of its shards, in order.
+        is_new: whether that file was written now; False: it was there already.
+    """
+
+    path: str
+    splits: Mapping[str, tuple[shards.ShardEntry, ...]]
+    is_new: bool
+
+
+def count_splits(
+    splits: Mapping[str, Sequence[FileT]], count: Callable[[FileT], shards.ShardEntry], threads: int
+) -> dict[str, tuple[shards.ShardEntry, ...]]:
+    """Returns split -> the entries of its shards, in order; `threads` shards are counted at once."""
+    with ThreadPoolExecutor(threads) as pool:
+        counted = pool.map(count, itertools.chain(*splits.values()))  # after an error, no further shard is begun
+        return {split: tuple(itertools.islice(counted, len(files))) for split, files in splits.items()}
+
+
+def check_example(
+    read: Callable[[str], tuple[bytes, list[int] | None]], name: str, num_classes: int, max_labels: int | None
+) -> None:
+    """Checks that a record has a readable image and labels below `num_classes`, at most `max_labels` of them.
+
+    Args:
+        read: returns the encoded image and the labels of the record `name`; raises ValueError if it is damaged.
+        name: the record in words, for the message.
+        num_classes: the number of classes.
+        max_labels: the most labels of an image; None: an image has one label.
+
+    Raises:
+        UserError: it has not.
+    """
+    with user_errors(f"cannot read {name}", ValueError):
+        image, labels = read(name)
+    check_labels(labels or [], name, num_classes, max_labels)
+    EncodedImage(image, name).decode()

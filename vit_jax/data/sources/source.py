@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
@@ -18,13 +20,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Int32
 
-from vit_jax import UserError, format_rounded_up
+from vit_jax import UserError, format_rounded_up, printable
 from vit_jax.data import images, shards
 from vit_jax.data.sources import splits
 from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
+Names: TypeAlias = tuple[str, ...]
+ID_IN_BRACKETS = re.compile(r".* \[(\S+)\]")
+
+SHOWN_NAMES, SHOWN_CHARACTERS = 5, 40  # of the first classes, in the lines that a run prints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +38,7 @@ class SourceConfig:
     """The source of examples, and what a user states about them.
 
     Attributes:
-        source: `digits`, `tfds:NAME`, `vtab:TASK`, `folder:PATH`, `array_record:PATTERN`, `webdataset:PATTERN`,
-            `parquet:PATTERN`, `hf://datasets/OWNER/NAME`, `npz:PATH`, `synthetic` or
-            `mix:0.7*SOURCE+0.3*SOURCE`.
+        source: `KIND` or `KIND:NAME`, see `kinds.KINDS`.
         data_dir: the folder of TFDS data; None: TFDS's own.
         num_classes: number of classes of synthetic images, and of data that do not state it.
         max_labels: the most labels of an image in multi-label data that do not state it.
@@ -300,3 +304,42 @@ def file_version(path: str) -> str:
         return filesystem.file_version(path)
     except UserError:
         return "none"
+
+
+def compose(name: str) -> str:
+    """Returns a name with its accents composed (NFC), in which names are compared."""
+    return unicodedata.normalize("NFC", name)
+
+
+def kinds_of_names(source: Source) -> list[Names]:
+    """Returns the names of the classes of a source and, if these are words with ids, the ids; [] without names.
+
+    Numbers, and ids that several classes share, tell classes of different sources apart no better than labels do: they
+    are no ids.
+    """
+    names = source.class_names or ()
+    matches = [ID_IN_BRACKETS.fullmatch(name) for name in names]
+    ids = source.class_ids or tuple(match[1] if match else name for match, name in zip(matches, names, strict=True))
+    if not names or ids == names or len({*ids}) < len(ids) or any(map(str.isdigit, ids)):
+        return [names] if names else []
+    return [names, ids]
+
+
+def have_same_classes(one: Source, other: Source) -> bool:
+    """Returns whether two sources have equally many classes, and equal names of them in equal order, or both none."""
+    named = bool(one.class_names or other.class_names)
+    same = any(
+        tuple(map(compose, own)) == tuple(map(compose, theirs))
+        for own, theirs in itertools.product(kinds_of_names(one), kinds_of_names(other))
+    )
+    return one.num_classes == other.num_classes and (same or not named)
+
+
+def describe_classes(source: Source) -> str:
+    """Returns the number of images and of classes of a split, and the names of the first classes, as one line."""
+    names = source.class_names or ()
+    first = ", ".join(printable(name, SHOWN_CHARACTERS) for name in names[:SHOWN_NAMES])
+    shown = f": {first}{', ...' if len(names) > SHOWN_NAMES else ''}" if names else " without names"
+    return (
+        f"{len(source):,} images of {source.num_classes:,} {'class' if source.num_classes == 1 else 'classes'}{shown}"
+    )

@@ -135,7 +135,6 @@ def open_whole_splits(prepared: PreparedData, names: list[str], reads_labels: bo
     """Returns the examples of some whole splits; raises UserError if one of their files is missing."""
     import tensorflow_datasets as tfds
 
-    shards.forget_readers()  # the data may have been prepared again
     info, folder = prepared
     # The decoder that TFDS uses without TensorFlow gives other pixels than the published ones.
     images = [name for name, feature in info.features.items() if isinstance(feature, tfds.features.Image)]

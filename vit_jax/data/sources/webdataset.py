@@ -4,10 +4,18 @@ The image of a sample is its first member with the extension of an image. The la
 or, without such a member, the field `label` of its member `json`: a number or, in multi-label data, a list of numbers.
 After the pattern, `,label=FIELD` names a field of the json to read instead of these, and `,image=EXTENSION` the member
 of the image. The EXIF orientation is not applied.
+
+`_info.json` beside the tar files states their lengths; timm publishes it with its data sets. Its field `splits` is
+split -> an object. Such an object contains `filenames` (relative to the folder), `shard_lengths` (the number of samples
+of each file) and optionally `alt_label` (the field of a sample's json that has the label). Other optional fields, which
+only vit_jax has, are `num_classes`, `class_names` (in the order of the labels) and `max_labels` (the most labels of an
+image in multi-label data).
 """
 
+import collections
+import glob
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +23,47 @@ from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, find_folder, read_options
-from vit_jax.data.sources.sharded import ShardedSplits, read_labelled
+from vit_jax.data.sources.sharded import (
+    Description,
+    ShardedSplits,
+    check_example,
+    count_splits,
+    list_shards,
+    read_labelled,
+)
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
-from vit_jax.data.sources.webdataset_info import INFO_NAME, WebDatasetInfo, read_info
-from vit_jax.storage import filesystem
+from vit_jax.json_text import to_json
+from vit_jax.storage import filesystem, read_json
 
+INFO_NAME = "_info.json"
+INFO_FIELDS = {
+    "splits": "an object of objects",
+    "num_classes": "null or a whole number",
+    "class_names": "null or a list",
+    "max_labels": "null or a whole number",
+}
+SPLIT_FIELDS = {"filenames": "a list of strings", "shard_lengths": "a list of whole numbers"}
 OPTIONS = ("label", "image")
+COPIES = 4  # remote files that are copied at once to be counted
+
+
+class WebDatasetInfo(NamedTuple):
+    """The facts about the tar files in a folder that are known without opening them.
+
+    Attributes:
+        splits: split -> name of a file -> number of its samples; in order.
+        label_fields: split -> the field of a sample's json that has the label, for the splits that state one.
+        num_classes: the labels are 0 to num_classes - 1; None: not stated.
+        class_names: the names of the classes in the order of the labels, or None.
+        max_labels: the most labels of an image in multi-label data, or None.
+    """
+
+    splits: Mapping[str, Mapping[str, int]]
+    label_fields: Mapping[str, str]
+    num_classes: int | None
+    class_names: tuple[str, ...] | None
+    max_labels: int | None
 
 
 class TarSet(NamedTuple):
@@ -52,7 +94,6 @@ def find_tars(pattern: str) -> TarSet:
     Raises:
         UserError: there are no files, a file that is named is missing, or the `_info.json` is unreadable.
     """
-    shards.forget_readers()
     folder, rest = find_folder(pattern, ".tar")
     info, files = read_info(folder), find_files(pattern, ".tar")
     if info is None:
@@ -72,32 +113,6 @@ def find_tars(pattern: str) -> TarSet:
     return TarSet(files_of_splits(files, stated), lengths, info, folder, tuple(notes))
 
 
-def list_shards(tar_set: TarSet, split: str) -> tuple[shards.Shard, ...]:
-    """Returns the shards of a split.
-
-    A file whose number of samples is not stated is opened to count them; a remote file is copied into the cache first.
-
-    Raises:
-        UserError: a file that is opened is damaged, or the files to copy do not fit into the cache.
-    """
-    listed = tar_set.splits[split]
-    unknown = [file for file in listed if file.name not in tar_set.lengths]
-    remote = sum(file.size or 0 for file in unknown if filesystem.is_remote(file.path))
-    shards.check_count_room(split, tar_set.folder, INFO_NAME, remote, f"webdataset:{tar_set.folder}")
-    return tuple(
-        shards.Shard(
-            file.path,
-            tar_set.lengths[file.name]
-            if file.name in tar_set.lengths
-            else shards.count_records(file.path, file.size, file.version, "tar"),
-            file.size,
-            file.version,
-            "tar",
-        )
-        for file in listed
-    )
-
-
 def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens a WebDataset; `name` is a pattern with options.
 
@@ -108,7 +123,12 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
     pattern, options = read_options(name, OPTIONS)
     tar_set = find_tars(pattern)
     existing = {one: resolve_name(one, tar_set.splits, f"split of {pattern}") for one in split_names(split)}
-    splits = ShardedSplits({one: list_shards(tar_set, whole) for one, whole in existing.items()})
+    of_folder = f"webdataset:{tar_set.folder}"
+    listed = {
+        one: list_shards(whole, tar_set.splits[whole], tar_set.lengths, INFO_NAME, of_folder, "tar")
+        for one, whole in existing.items()
+    }
+    splits = ShardedSplits(listed)
     info = tar_set.info
     num_classes = (info and info.num_classes) or source_config.num_classes
     if num_classes is None:
@@ -118,9 +138,9 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
         )
     field = options.get("label") or choose_label_field(info, list(existing.values()))
     max_labels = (info and info.max_labels) or source_config.max_labels
-    extension = options.get("image")
-    read_labels = partial(read_sample, field=field, extension=extension)
-    read_record = read_labels if source_config.reads_labels else partial(read_unlabelled, extension=extension)
+    read_record = partial(
+        read_sample, field=field, extension=options.get("image"), reads_labels=source_config.reads_labels
+    )
     parts = tuple(select_examples(split, splits.counts))
     return Source(
         name="webdataset",
@@ -174,7 +194,8 @@ def read_sample(
     name: str,
     field: str | None,
     extension: str | None,
-) -> tuple[bytes, list[int]]:
+    reads_labels: bool = True,
+) -> tuple[bytes, list[int] | None]:
     """Returns the encoded image and the labels of a sample.
 
     Args:
@@ -184,13 +205,19 @@ def read_sample(
         field: the field of its json that contains the label; None: the label is in its member `cls` or, without such a
             member, in the field `label`.
         extension: the extension of its image; None: its first member with the extension of an image.
+        reads_labels: False: the labels are None, and the sample needs none.
 
     Raises:
         ValueError: the sample has no image, or is damaged.
         UserError: the sample has no label, or a label that is no number.
     """
     key, members = reader.read(row)
-    image = find_image(members, extension)
+    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
+    if not wanted or wanted[0] not in members:
+        raise ValueError(f"its members {', '.join(members)} contain no {extension or 'image'}")
+    image = members[wanted[0]]
+    if not reads_labels:
+        return image, None
     if field is None and "cls" in members:
         text = members["cls"].decode(errors="replace").strip()
         value: object = int(text) if text.removeprefix("-").isdecimal() else text
@@ -201,19 +228,6 @@ def read_sample(
     if len(labels) < len(values):
         raise UserError(f"the label of {name} ({key}) must be a number, or a list of numbers, not {value!r:.60}")
     return image, labels
-
-
-def read_unlabelled(reader: shards.ShardReader, row: int, name: str, extension: str | None) -> tuple[bytes, None]:
-    """Returns the encoded image of a sample, and no labels; takes and raises what `read_sample` does."""
-    return find_image(reader.read(row)[1], extension), None
-
-
-def find_image(members: Mapping[str, bytes], extension: str | None) -> bytes:
-    """Returns the image among the members of a sample; raises ValueError if there is none."""
-    wanted = [extension] if extension else [one for one in members if f".{one}" in IMAGE_SUFFIXES]
-    if not wanted or wanted[0] not in members:
-        raise ValueError(f"its members {', '.join(members)} contain no {extension or 'image'}")
-    return members[wanted[0]]
 
 
 def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
@@ -230,3 +244,101 @@ def read_field(members: Mapping[str, bytes], name: str, field: str) -> object:
             "cls is read where no field is named)"
         )
     return fields[field]
+
+
+def read_info(folder: str) -> WebDatasetInfo | None:
+    """Reads the `_info.json` of a folder, local or remote; returns None if there is none.
+
+    Raises:
+        UserError: it is damaged, or a field is missing or wrong.
+    """
+    path = filesystem.join_path(folder, INFO_NAME)
+    if not filesystem.expand_pattern(glob.escape(path)):
+        return None
+    fields = read_json(path)
+    if not isinstance(fields, dict):
+        raise UserError(f"cannot read {path}: it must be an object")
+    shards.check_fields(INFO_FIELDS, fields, path, optional=("num_classes", "class_names", "max_labels"))
+    shards.check_class_names(fields, path)
+    lengths: dict[str, dict[str, int]] = {}
+    for split, stated in fields["splits"].items():
+        shards.check_fields(SPLIT_FIELDS, stated, path, f"splits.{split}.")
+        names, counts = stated["filenames"], stated["shard_lengths"]
+        if len(names) != len(counts):
+            raise UserError(f"cannot read {path}: splits.{split} has {len(names)} filenames, but {len(counts)} lengths")
+        if (total := stated.get("num_samples", sum(counts))) != sum(counts):
+            raise UserError(
+                f"cannot read {path}: splits.{split} states num_samples {total}, but its shard_lengths sum to "
+                f"{sum(counts)}; count the samples again"
+            )
+        lengths[split] = dict(zip(names, counts, strict=True))
+    listed = collections.Counter(name for stated in fields["splits"].values() for name in stated["filenames"])
+    if repeated := [name for name, count in listed.items() if count > 1]:
+        raise UserError(f"cannot read {path}: the file {repeated[0]} is listed twice")
+    labels = {split: stated["alt_label"] for split, stated in fields["splits"].items() if stated.get("alt_label")}
+    names = fields.get("class_names")
+    class_names = tuple(map(str, names)) if names else None
+    return WebDatasetInfo(lengths, labels, fields.get("num_classes"), class_names, fields.get("max_labels"))
+
+
+def write_info(path: str, info: WebDatasetInfo) -> None:
+    """Writes an `_info.json`, local or remote, whole or not at all; raises UserError if it cannot be written."""
+    splits = {
+        split: {
+            "name": split,
+            "filenames": list(lengths),
+            "shard_lengths": list(lengths.values()),
+            "num_samples": sum(lengths.values()),
+            **({"alt_label": info.label_fields[split]} if split in info.label_fields else {}),
+        }
+        for split, lengths in info.splits.items()
+    }
+    stated = {"num_classes": info.num_classes, "class_names": info.class_names, "max_labels": info.max_labels}
+    filesystem.write_bytes(path, f"{to_json({'splits': splits} | stated, indent=2)}\n".encode())
+
+
+def describe_tars(
+    name: str, num_classes: int, max_labels: int | None, advance: Callable[[int], None] = lambda count: None
+) -> Description:
+    """Counts the samples of all tar files in a folder and writes `_info.json` beside them.
+
+    Each file is read from end to end. A remote file is copied into the cache, and the copy is given back afterwards.
+    The last sample of each file is checked, and its image is decoded.
+
+    Args:
+        name: the folder, local or remote, with options.
+        num_classes: the labels are 0 to num_classes - 1.
+        max_labels: the most labels of an image in multi-label data, or None.
+        advance: called with 1 for each file that was counted.
+
+    Raises:
+        UserError: there are no files, one is damaged, a label is missing or out of range, or an `_info.json` exists
+            already or cannot be written.
+    """
+    folder, options = read_options(name, OPTIONS)
+    tar_set = find_tars(folder)
+    path = filesystem.join_path(tar_set.folder, INFO_NAME)
+    if tar_set.folder != filesystem.absolute_path(folder).rstrip("/"):
+        raise UserError(f"{INFO_NAME} describes all tar files of a folder; name the folder instead of {folder}")
+    if tar_set.info:
+        raise UserError(f"{path} exists already; to count again, remove it and repeat the command")
+
+    def count(file: FoundFile) -> shards.ShardEntry:
+        local, give_back = filesystem.borrow_copy(file.path, file.version)
+        try:
+            reader = shards.open_reader(file.path, local, file.size, "tar")
+            if records := reader.num_records():
+                read = partial(
+                    read_sample, reader, records - 1, field=options.get("label"), extension=options.get("image")
+                )
+                check_example(read, f"record {records - 1} of {file.path}", num_classes, max_labels)
+        finally:
+            give_back()
+        advance(1)
+        return shards.ShardEntry(file.name, records, file.size or 0)
+
+    splits = count_splits(tar_set.splits, count, COPIES)
+    lengths = {split: {entry.name: entry.records for entry in entries} for split, entries in splits.items()}
+    fields = dict.fromkeys(lengths, options["label"]) if "label" in options else {}
+    write_info(path, WebDatasetInfo(lengths, fields, num_classes, None, max_labels))
+    return Description(path, splits, is_new=True)

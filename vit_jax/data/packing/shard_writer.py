@@ -1,45 +1,62 @@
 """Writes all splits of a source into shards, and resumes after an interruption: the work of `vit_jax.pack`.
 
-`sources.array_record` documents the format.
+`sources.array_record` documents the format. While shards are written, the file `progress.jsonl` beside them states what
+is packed and which shards are finished.
 """
 
 import array
 import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
 import functools
+import glob
 import itertools
+import json
 import os
+import re
+import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from vit_jax import UserError
+from vit_jax import UserError, choose
 from vit_jax.data.images import DecodeError, Encoding
-from vit_jax.data.shards import files, readers
-from vit_jax.data.shards.class_selection import parse_class_selection
-from vit_jax.data.shards.duplicates import MAX_DISTANCE, KnownImages, hash_splits
-from vit_jax.data.shards.emptied import find_emptied
-from vit_jax.data.shards.shard_manifest import (
+from vit_jax.data.packing.near_duplicates import MAX_DISTANCE, KnownImages, hash_splits
+from vit_jax.data.shards import (
     MANIFEST_NAME,
     SHUFFLE,
+    STREAMED_BYTES,
     Duplicate,
     LeftOut,
     Manifest,
+    Shard,
     ShardEntry,
+    cached_reader,
+    count_records,
+    file_name,
+    parse_example,
+    read_manifest,
+    report_write_errors,
     write_manifest,
+    write_shard,
 )
-from vit_jax.data.shards.writing_progress import PROGRESS, record_finished, resume_progress, writing_lock
-from vit_jax.data.sources import Source, SourceConfig, have_same_classes, label_list, list_splits, open_split
+from vit_jax.data.sources import Source, SourceConfig, compose, have_same_classes, label_list, list_splits, open_split
 from vit_jax.data.thread_pool import open_thread_pool
+from vit_jax.storage import atomic_write
 
 SHARD_BYTES = 256_000_000  # about the size of a shard: few files, and each is soon packed again after a crash
 SAMPLE = 64  # examples of a split from which its size is estimated
 CHUNK = 8  # images that a thread reads at a time
 LABEL_CHUNK = 1000  # labels that a thread reads at a time
+MAX_LISTED = 20  # names of classes in a message
+UNFINISHED = "*.partial"  # the temporary files of `atomic_write`, which a killed process leaves
+PROGRESS = "progress.jsonl"  # while packing: line 1 is what is packed, then a line for each finished shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +146,8 @@ class ShardWriter:
         cv2.setNumThreads(0)  # the threads of the pool already keep every core busy
         with writing_lock(out), concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
             counts = {split: self.count_shards(split) for split in self.sources}
-            files.check_room(out, sum(self.sizes.values()))
-            with files.report_write_errors(out):
+            check_room(out, sum(self.sizes.values()))
+            with report_write_errors(out):
                 finished = resume_progress(out, self.manifest, counts)
             splits: dict[str, list[ShardEntry]] = {split: [] for split in counts}
             for job in self.shard_jobs(counts):
@@ -142,7 +159,7 @@ class ShardWriter:
                     read += len(job.rows)
                 splits[job.split].append(entry)
             packed = {split: tuple(entries) for split, entries in splits.items()}
-            with files.report_write_errors(out):
+            with report_write_errors(out):
                 complete = dataclasses.replace(self.manifest, splits=packed)
                 write_manifest(f"{out}/{MANIFEST_NAME}", complete)
                 os.remove(f"{out}/{PROGRESS}")
@@ -154,14 +171,14 @@ class ShardWriter:
             source, total = self.sources[split], len(self.rows[split])
             for number in range(count):
                 rows = self.rows[split][total * number // count : total * (number + 1) // count]
-                yield ShardJob(split, files.file_name(split, number, count), rows, source.stamp(rows))
+                yield ShardJob(split, file_name(split, number, count), rows, source.stamp(rows))
 
     def is_finished(self, out: str, job: ShardJob, entry: ShardEntry) -> bool:
         """Returns whether a shard is as `entry` states, from unchanged files, and lacks only what may be skipped."""
         if entry.file_stamp != job.file_stamp or (entry.left_out and not self.skip_unreadable):
             return False
         try:
-            return readers.count_records(f"{out}/{job.name}", entry.size) == entry.records
+            return count_records(f"{out}/{job.name}", entry.size) == entry.records
         except UserError:
             return False
 
@@ -170,10 +187,10 @@ class ShardWriter:
     ) -> ShardEntry:
         """Writes a shard and records that it is finished; returns its entry in the manifest."""
         left_out: list[LeftOut | Duplicate] = []
-        shard = files.write_shard(f"{out}/{job.name}", self.encode_examples(pool, job, left_out, advance))
+        records, size = write_shard(f"{out}/{job.name}", self.encode_examples(pool, job, left_out, advance))
         unreadable = tuple(image for image in left_out if isinstance(image, LeftOut))
         duplicates = tuple(image for image in left_out if isinstance(image, Duplicate))
-        entry = ShardEntry(job.name, shard.records, shard.size or 0, job.file_stamp, unreadable, duplicates)
+        entry = ShardEntry(job.name, records, size, job.file_stamp, unreadable, duplicates)
         record_finished(out, entry)
         return entry
 
@@ -186,7 +203,7 @@ class ShardWriter:
         """Returns the number of shards of a split."""
         if self.shards:
             return min(self.shards, len(self.rows[split]))
-        size = files.STREAMED_BYTES if SHUFFLE in self.manifest.made_from else SHARD_BYTES
+        size = STREAMED_BYTES if SHUFFLE in self.manifest.made_from else SHARD_BYTES
         return max(1, round(self.sizes[split] / size))
 
     def encode_example(self, split: str, index: int) -> EncodedExample | LeftOut | Duplicate:
@@ -318,15 +335,6 @@ def open_splits(source_config: SourceConfig, names: Sequence[str]) -> dict[str, 
     return sources
 
 
-def estimate_size(
-    rows: Sequence[int], split: str, encode_example: Callable[[str, int], EncodedExample | LeftOut | Duplicate]
-) -> float:
-    """Estimates from a sample how many bytes the packed images of a split take."""
-    sample = [encode_example(split, index) for index in rows[:: -(-len(rows) // SAMPLE)]]
-    sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
-    return len(rows) * float(np.mean(sizes))
-
-
 def check_whole(splits: Sequence[str]) -> None:
     """Raises UserError if one of the splits is a slice, such as `train[:10%]`, or a sum, such as `train+test`."""
     for split in splits:
@@ -337,10 +345,41 @@ def check_whole(splits: Sequence[str]) -> None:
             )
 
 
-def shuffle_rows(rows: Sequence[int], *key: int) -> Sequence[int]:
-    """Returns rows in a random order that `key` determines. Drawing it takes 24 bytes a row, the result 8."""
-    drawn = np.random.PCG64(key).random_raw(len(rows))
-    return array.array("q", np.asarray(rows, np.int64)[np.argsort(drawn, kind="stable")].tobytes())
+def parse_class_selection(text: str, names: Sequence[str] | None, total: int, where: str) -> list[int]:
+    """Returns the labels of the classes that a text lists, in the order of the text.
+
+    Args:
+        text: names, labels and ranges of labels, both ends included: `cat,dog` or `3,0-1`. A number that is the name of
+            a class means that class.
+        names: the names of all classes in the order of their labels, or None if they have no names.
+        total: the number of all classes.
+        where: the data set, for messages.
+
+    Raises:
+        UserError: there is no such class, or a class is listed twice.
+    """
+    selected: list[int] = []
+    known = list(map(compose, names or []))
+    for word in compose(text).split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        if word in known:
+            labels = [known.index(word)]
+        elif match:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if not first <= last < total:
+                raise UserError(
+                    f"{where} has no classes {word}; its labels are 0 to {total - 1} (write 0-1 for the first two)"
+                )
+            labels = list(range(first, last + 1))
+        elif not known:
+            raise UserError(f"the classes of {where} have no names: write numbers instead of {word!r}, as in 0-4")
+        else:
+            choose("class", word, known, where=where if len(known) > MAX_LISTED else "")
+        for label in labels:
+            if label in selected:
+                raise UserError(f"class {known[label] if known else label} is listed twice in {text}")
+            selected.append(label)
+    return selected
 
 
 def rows_with_classes(source: Source, split: str, classes: Collection[int], pool: ThreadPool) -> Sequence[int]:
@@ -367,6 +406,163 @@ def rows_with_classes(source: Source, split: str, classes: Collection[int], pool
             "splits in --splits"
         )
     return matching_rows
+
+
+def shuffle_rows(rows: Sequence[int], *key: int) -> Sequence[int]:
+    """Returns rows in a random order that `key` determines. Drawing it takes 24 bytes a row, the result 8."""
+    drawn = np.random.PCG64(key).random_raw(len(rows))
+    return array.array("q", np.asarray(rows, np.int64)[np.argsort(drawn, kind="stable")].tobytes())
+
+
+def estimate_size(
+    rows: Sequence[int], split: str, encode_example: Callable[[str, int], EncodedExample | LeftOut | Duplicate]
+) -> float:
+    """Estimates from a sample how many bytes the packed images of a split take."""
+    sample = [encode_example(split, index) for index in rows[:: -(-len(rows) // SAMPLE)]]
+    sizes = [len(example.image) if isinstance(example, EncodedExample) else 0 for example in sample]
+    return len(rows) * float(np.mean(sizes))
+
+
+def check_room(out: str, need: float) -> None:
+    """Raises UserError if a local folder has no room for shards of `need` bytes.
+
+    Shards that lie in the folder already are some of these, so their bytes count as room.
+    """
+    room = shutil.disk_usage(out).free
+    room += sum(os.path.getsize(path) for path in glob.glob(f"{glob.escape(out)}/*.array_record"))
+    if need > room:
+        raise UserError(
+            f"the shards need about {need / 1e9:.3g} GB, but {out} has room for {room / 1e9:.3g}; make room, choose "
+            "another folder, or pack smaller images"
+        )
+
+
+@contextlib.contextmanager
+def writing_lock(out: str) -> Iterator[None]:
+    """Makes a folder and keeps other processes from packing into it, if the file system has locks.
+
+    Raises:
+        UserError: the folder cannot be written, or another process is packing into it.
+    """
+    with report_write_errors(out):
+        os.makedirs(out, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            advice = "wait for it to end, or choose another folder"
+            raise UserError(f"another process is packing into {out}; {advice}") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(folder)
+
+
+def resume_progress(out: str, manifest: Manifest, counts: Mapping[str, int]) -> dict[str, ShardEntry]:
+    """Prepares a folder for packing, and returns the entries of the shards in it that are finished, by name.
+
+    Unfinished files are removed. What is going to be packed is recorded in the file `PROGRESS`.
+
+    Args:
+        out: the folder.
+        manifest: what is going to be packed, without the shards.
+        counts: split -> number of its shards.
+
+    Raises:
+        UserError: the folder contains shards of another program, or was packed with other settings.
+    """
+    plan = fixed_settings(manifest, counts)
+    lines = read_json_lines(f"{out}/{PROGRESS}")
+    plans, finished = lines[:1], list(map(ShardEntry.from_json, lines[1:]))
+    if complete := read_manifest(f"{out}/{MANIFEST_NAME}"):
+        plans.append(fixed_settings(complete, {split: len(entries) for split, entries in complete.splits.items()}))
+        finished = [*itertools.chain(*complete.splits.values()), *finished]  # later entries replace earlier ones
+    if not plans and any(name.endswith(".array_record") for name in os.listdir(out)):
+        raise UserError(f"{out} contains shards that this command did not write; choose another folder")
+    for old in plans:
+        before, after = flatten_json(old), flatten_json(plan)
+        keys = [key for key in {**before, **after} if key != "made_from.source"]
+        changed = [key for key in keys if before.get(key) != after.get(key)]
+        if changed:
+            details = "; ".join(f"{key}: {before.get(key)!s:.60} -> {after.get(key)!s:.60}" for key in changed)
+            raise UserError(
+                f"{out} was packed with other settings ({details}); restore them, choose another folder or remove this "
+                "one"
+            )
+    for leftover in Path(out).glob(UNFINISHED):
+        leftover.unlink()
+    with atomic_write(f"{out}/{PROGRESS}") as temporary, open(temporary, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (plan, *(entry.to_json() for entry in finished)))
+    return {entry.name: entry for entry in finished}
+
+
+def record_finished(out: str, entry: ShardEntry) -> None:
+    """Records that a shard is finished."""
+    with report_write_errors(out), open(f"{out}/{PROGRESS}", "a") as file:
+        file.write(json.dumps(entry.to_json()) + "\n")
+
+
+def fixed_settings(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Returns, as JSON values, the settings of a folder of shards, with which alone an interrupted writing goes on.
+
+    Args:
+        manifest: the manifest; its shards are left out.
+        counts: split -> number of shards.
+    """
+    fields = manifest.to_json()
+    del fields["splits"]
+    return {**fields, "shards": dict(counts)}
+
+
+def read_json_lines(path: str) -> list[dict]:
+    """Returns the parsed lines of a JSON Lines file before the first that is cut off; no lines if there is no file."""
+    lines: list[dict] = []
+    with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError), open(path) as file:
+        lines.extend(map(json.loads, file))
+    return lines
+
+
+def flatten_json(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns dotted name -> value of all leaves of a tree of JSON objects; `prefix` precedes each name."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten_json(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def find_emptied(
+    out: str, sources: Mapping[str, Source], labels: Mapping[int, int], splits: Mapping[str, tuple[ShardEntry, ...]]
+) -> dict[str, list[int]]:
+    """Returns the classes of each split of which near-duplicates were left out and no image remains.
+
+    Args:
+        out: the folder of the shards.
+        sources: split -> its examples.
+        labels: label in the source -> label as packed.
+        splits: split -> the entries of its packed shards.
+
+    Returns:
+        Split -> the sorted labels, as packed, of these classes. A split without such classes is left out.
+
+    Raises:
+        UserError: a shard cannot be read.
+    """
+    emptied = {}
+    for split, entries in splits.items():
+        indices = [one.index for entry in entries for one in entry.duplicates]
+        left_out = {label for index in indices for label in label_list(sources[split].label(index))}
+        missing = {labels[label] for label in left_out if label in labels}
+        for entry in entries:
+            shard = Shard(f"{out}/{entry.name}", entry.records, entry.size)
+            for row in range(entry.records):
+                if not missing:
+                    break
+                missing -= set(parse_example(cached_reader(shard).read(row))[1] or ())
+        if missing:
+            emptied[split] = sorted(missing)
+    return emptied
 
 
 def summarize(splits: Mapping[str, tuple[ShardEntry, ...]], emptied: dict[str, list[int]], read: int) -> WrittenShards:

@@ -3,7 +3,7 @@
 import dataclasses
 import glob
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from vit_jax import UserError
@@ -165,10 +165,15 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a whole number above 0": lambda value: is_whole(value) and value > 0,
     "an object": lambda value: isinstance(value, dict),
     "a list of objects": lambda value: is_list(value, dict),
+    "a list of strings": lambda value: is_list(value, str),
+    "a list of whole numbers": lambda value: isinstance(value, list) and all(map(is_whole, value)),
+    "an object of objects": lambda value: isinstance(value, dict) and is_list([*value.values()], dict),
     "an object of lists of shards": lambda value: (
         isinstance(value, dict) and all(is_list(listed, dict) for listed in value.values())
     ),
+    "null or a list": lambda value: value is None or isinstance(value, list),
     "null or a list of strings": lambda value: value is None or is_list(value, str),
+    "null or a whole number": lambda value: value is None or is_whole(value),
     "null or a whole number above 0": lambda value: value is None or (is_whole(value) and value > 0),
 }
 Fields = dict[str, str]  # name of a field -> what its value must be, a key of `KINDS`
@@ -201,9 +206,7 @@ OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out", "dupl
 def check_manifest(fields: Mapping[str, Any], path: str) -> None:
     """Raises UserError if a field of an `info.json` is missing or wrong; the message names the first such field."""
     check_fields(MANIFEST_FIELDS, fields, path)
-    names, num_classes = fields.get("class_names"), fields["num_classes"]
-    if names is not None and len(names) != num_classes:
-        raise UserError(f"cannot read {path}: class_names has {len(names)} names, but num_classes is {num_classes}")
+    check_class_names(fields, path)
     for split, listed in fields["splits"].items():
         for number, shard in enumerate(listed):
             where = f"splits.{split}[{number}]."
@@ -213,17 +216,27 @@ def check_manifest(fields: Mapping[str, Any], path: str) -> None:
                     check_fields(fields_of_image, values, path, f"{where}{key}[{image}].")
 
 
-def check_fields(fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "") -> None:
-    """Raises UserError if a field of one JSON object of an `info.json` is missing or wrong.
+def check_class_names(fields: Mapping[str, Any], path: str) -> None:
+    """Raises UserError if the JSON object of the file `path` has another number of class names than of classes."""
+    names, num_classes = fields.get("class_names"), fields.get("num_classes")
+    if names is not None and len(names) != num_classes:
+        raise UserError(f"cannot read {path}: class_names has {len(names)} names, but num_classes is {num_classes}")
+
+
+def check_fields(
+    fields: Fields, values: Mapping[str, Any], path: str, prefix: str = "", optional: Collection[str] = OPTIONAL
+) -> None:
+    """Raises UserError if a field of a JSON object in a file is missing or wrong.
 
     Args:
         fields: what the fields must be.
         values: the JSON object.
-        path: the path of the `info.json`, for messages.
+        path: the path of the file, for messages.
         prefix: the place of the object in the file, which precedes the name of the field in messages.
+        optional: the fields that may be missing.
     """
     for field, what in fields.items():
-        if field not in values and field not in OPTIONAL:
+        if field not in values and field not in optional:
             raise UserError(f"cannot read {path}: {prefix}{field} is missing; it must be {what}")
         if field in values and not KINDS[what](values[field]):
             raise UserError(f"cannot read {path}: {prefix}{field} must be {what}, not {json.dumps(values[field]):.60}")

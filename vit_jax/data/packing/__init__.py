@@ -1,0 +1,5 @@
+"""Packing of a source into shards: the work of `vit_jax.pack`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
