@@ -27,10 +27,9 @@ from vit_jax.config import (
     resolve_config,
     save_config,
 )
-from vit_jax.config.durations import epochs_field
-from vit_jax.config.fields import RENAMED
+from vit_jax.config.fields import ADVICE, FOREIGN_NAMES, RENAMED, SYNONYMS
+from vit_jax.config.resolve import epochs_field
 from vit_jax.config.stored import CONFIG_VERSION
-from vit_jax.config.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.model import create
 from vit_jax.optim import make_schedule

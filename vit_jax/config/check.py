@@ -6,11 +6,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.durations import DURATIONS, epochs_field
+from vit_jax.config.base import flatten_config
 from vit_jax.config.evaluations import best_metrics, eval_fields
-from vit_jax.config.field_names import declared_name, flatten_config
-from vit_jax.config.fields import FIELDS, Field
-from vit_jax.config.optimizers import check_optimizer
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field, declared_name
+from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
 TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
@@ -27,7 +26,7 @@ def check_config(config: ConfigDict) -> None:
     for name, value in flat.items():
         if declared_name(name) in FIELDS:  # unknown fields of evaluations are refused below
             _check_value(name, value, FIELDS[declared_name(name)])
-    check_optimizer(config.optim)
+    _check_optimizer(config.optim)
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
     check_evaluations(config)
@@ -62,6 +61,44 @@ def check_config(config: ConfigDict) -> None:
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
+
+
+def _check_optimizer(optim: ConfigDict) -> None:
+    """Checks that the fields fit the chosen optimizer and each other.
+
+    Raises:
+        UserError: a field belongs to another optimizer, or two fields contradict each other.
+    """
+    for field in OF_OPTIMIZERS:
+        if optim[field] is not None and field not in OPTIMIZERS[optim.name]:
+            owners = ", ".join(name for name, fields in OPTIMIZERS.items() if field in fields)
+            raise UserError(
+                f"optim.{field}={optim[field]} is not used by optim.name={optim.name}, only by {owners}; leave it out "
+                f"or, if the recipe sets it, add --config.optim.{field}=None."
+            )
+    refuse(
+        (
+            optim.name == "lamb" and optim.decay_factor != "rate",
+            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, and divide "
+            "optim.weight_decay by base_lr to keep the strength of the decay.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.ema_decay,
+            "schedule_free_adamw already averages the parameters that are evaluated; set --config.optim.ema_decay=0.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.beta1 == 0,
+            "schedule_free_adamw divides by optim.beta1, which must be above 0; set --config.optim.beta1=0.9.",
+        ),
+        (
+            not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None),
+            "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho above 0; set optim.sam_rho, or leave both out.",
+        ),
+        (
+            (optim.sam_rho_min or 0) > optim.sam_rho,
+            f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.",
+        ),
+    )
 
 
 def _check_teacher(config: ConfigDict) -> None:
