@@ -362,9 +362,10 @@ def test_the_picture_is_that_of_the_imports():
     assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
 
 
-def test_the_page_of_fields_is_that_of_the_rows():
-    """`python -m docs.fields` writes it anew."""
-    assert fields.page() == (ROOT / "docs" / "fields.md").read_text()
+def test_the_page_of_fields_and_the_table_of_kinds_are_those_of_the_rows():
+    """`python -m docs.fields` writes both anew."""
+    assert fields.page() == PAGES[ROOT / "docs" / "fields.md"]
+    assert f"<!-- kinds -->\n{fields.kinds()}<!-- /kinds -->" in PAGES[ROOT / "docs" / "evaluation.md"]
 
 
 def test_the_first_version_is_dated():
