@@ -27,7 +27,7 @@ from vit_jax.config import (
     resolve_config,
     save_config,
 )
-from vit_jax.config.fields import ADVICE, FOREIGN_NAMES, RENAMED, SYNONYMS
+from vit_jax.config.fields import ADVICE, FOREIGN_NAMES, REMOVED, RENAMED, SYNONYMS
 from vit_jax.config.resolve import epochs_field
 from vit_jax.config.stored import CONFIG_VERSION
 from vit_jax.data.preprocess import parse_pipe
@@ -191,6 +191,21 @@ def test_a_config_file_of_another_version(tmp_path):
         path.write_text(text)
         with pytest.raises(UserError, match=r"config\.json is damaged"):
             load_config(path)
+
+
+def test_a_stored_run_with_a_removed_field_goes_on_if_it_had_the_behaviour_that_is_left(tmp_path):
+    save_config(base.get_config(), tmp_path / "config.json")
+    written = json.loads((tmp_path / "config.json").read_text())
+    for name, (accepted, since) in REMOVED.items():
+        group, key = name.split(".")
+        assert name not in FIELDS
+        for value in (accepted, "another"):
+            text = json.dumps(written | {group: written[group] | {key: value}}).encode()
+            if value == accepted:
+                assert flatten_config(parse_config(text, "here")) == flatten_config(base.get_config())
+                continue
+            with pytest.raises(UserError, match=f"^here has {name}=another, but version {since} removed this field"):
+                parse_config(text, "here")
 
 
 def test_an_earlier_name_of_a_field_is_read_from_recipes_files_and_command_lines(tmp_path):

@@ -466,10 +466,8 @@ _ROWS = (
     Field("task.masked", 0.8, "fraction of these that the [mask] embedding replaces",
           minimum=0, maximum=1, since="0.2"),
     Field("task.swapped", 0.1,
-          "fraction of these that another patch's embedding replaces; the others stay as they are",
+          "fraction of these that another patch of the image replaces; the others stay as they are",
           minimum=0, maximum=1, since="0.2"),
-    Field("task.swap_from", "image", "where the other patch is: in the same image, or batch (in the image before it)",
-          choices=("image", "batch"), since="0.2"),
     # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide which arrays its state has. `OPTIMIZERS`
     # lists which of the fields from beta1 to moment_dtype each optimizer uses, and their values if unset.
     Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
@@ -577,6 +575,8 @@ _ROWS = (
 )
 # fmt: on
 FIELDS: Mapping[str, Field] = {row.name: row for row in _ROWS}
+# Field that is gone -> (the value that a stored run must have, like which this version behaves; since when it is gone).
+REMOVED: Mapping[str, tuple[Any, str]] = {"task.swap_from": ("image", "0.2")}
 RENAMED: Mapping[str, str] = {row.renamed_from: row.name for row in _ROWS if row.renamed_from}
 
 
