@@ -33,6 +33,7 @@ from vit_jax.config.stored import CONFIG_VERSION
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.model import create
 from vit_jax.optim import make_schedule
+from vit_jax.program import prepare
 
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
@@ -363,12 +364,16 @@ def test_several_numbers_in_one_flag(text, value):
         (["--config.model.name=ViT-S/5"], "patch"),
         (["--config.resolution=32"], "data.preprocess produces images of 16x16 pixels, but resolution=32"),
         (["--config.model.num_heads=5"], "5"),
+        (["--config.model.pooling=gpa"], "unknown pooling 'gpa'; did you mean 'gap'?"),
+        (["--config.model.head_std=-1"], "model.head_std=-1.0 must be at least 0."),
         (["--config.evals.test.preprocess=resize(8)|value_range(-1,1)"], "evals.test.preprocess gives images of"),
     ],
 )
-def test_what_a_run_refuses_is_not_printed(words, sentence, capsys):
+def test_what_a_run_refuses_is_not_printed_and_refused_before_the_data_are_opened(words, sentence, capsys):
     with pytest.raises(UserError, match=re.escape(sentence)):
         printed(capsys, f"--config={ROOT}/configs/digits.py", *words)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        prepare(parse(*words, "--config.data.source=folder:nowhere")[0])
 
 
 def printed(capsys, *words):

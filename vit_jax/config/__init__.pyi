@@ -4,6 +4,7 @@ from .base import get_config as get_config
 from .base import list_places as list_places
 from .check import check_config as check_config
 from .check import check_evaluations as check_evaluations
+from .check import check_value as check_value
 from .evaluations import PATH_SOURCES as PATH_SOURCES
 from .evaluations import best_metrics as best_metrics
 from .evaluations import eval_fields as eval_fields

@@ -25,7 +25,7 @@ def check_config(config: ConfigDict) -> None:
     flat = flatten_config(config)
     for name, value in flat.items():
         if declared_name(name) in FIELDS:  # unknown fields of evaluations are refused below
-            _check_value(name, value, FIELDS[declared_name(name)])
+            check_value(name, value, FIELDS[declared_name(name)])
     _check_optimizer(config.optim)
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
@@ -137,10 +137,11 @@ def check_evaluations(config: ConfigDict) -> None:
             advice = "evaluation() in configs/base.py makes an evaluation with all its fields"
             raise UserError(f"evals.{name} lacks {', '.join(missing)}; {advice}.")
         for field, value in eval_config.items():
-            _check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
+            check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
 
 
-def _check_value(name: str, value: Any, field: Field) -> None:
+def check_value(name: str, value: Any, field: Field) -> None:
+    """Raises UserError if a field, called `name` in the message, may not have a value by its declaration."""
     if value is None:
         if not field.optional:
             raise UserError(f"{name} must be set.")
