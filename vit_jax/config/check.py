@@ -6,9 +6,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.base import flatten_config
-from vit_jax.config.evaluations import best_metrics, eval_fields
-from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field, declared_name
+from vit_jax.config.base import eval_rows, flatten_config
+from vit_jax.config.evaluations import best_metrics
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
@@ -24,8 +24,8 @@ def check_config(config: ConfigDict) -> None:
     """
     flat = flatten_config(config)
     for name, value in flat.items():
-        if declared_name(name) in FIELDS:  # unknown fields of evaluations are refused below
-            check_value(name, value, FIELDS[declared_name(name)])
+        if name in FIELDS:  # those of evaluations are checked below
+            check_value(name, value, FIELDS[name])
     _check_optimizer(config.optim)
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
@@ -130,14 +130,15 @@ def check_evaluations(config: ConfigDict) -> None:
         UserError: a field is missing, belongs to another kind of evaluation, or has a value outside its range.
     """
     for name, eval_config in config.evals.items():
-        known = eval_fields(eval_config.kind)
+        rows = eval_rows(eval_config.kind)
+        check_value(f"evals.{name}.kind", eval_config.kind, rows["kind"])
         for field in eval_config:
-            choose(f"field of evals.{name} (kind {eval_config.kind})", field, known)
-        if missing := [field for field in known if field not in eval_config]:
+            choose(f"field of evals.{name} (kind {eval_config.kind})", field, rows)
+        if missing := [field for field in rows if field not in eval_config]:
             advice = "evaluation() in configs/base.py makes an evaluation with all its fields"
             raise UserError(f"evals.{name} lacks {', '.join(missing)}; {advice}.")
         for field, value in eval_config.items():
-            check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
+            check_value(f"evals.{name}.{field}", value, rows[field])
 
 
 def check_value(name: str, value: Any, field: Field) -> None:
