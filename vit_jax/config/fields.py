@@ -136,49 +136,33 @@ class EvalKind:
     grid: str = ""
 
 
+# fmt: off
 EVAL_KINDS: Mapping[str, EvalKind] = {
     "classify": EvalKind(
-        "the head's predictions, exactly", best=("accuracy", "top5"), others=("loss",), task="classify"
-    ),
+        "the head's predictions, exactly", best=("accuracy", "top5"), others=("loss",), task="classify"),
     "predictions": EvalKind(
         "the head's predictions, scored on the host; also with other labels or other classes",
-        best=("accuracy", "top5"),
-        others=("class_accuracy", "calibration_error", "accuracy_all", "top5_all"),
-        task="classify",
-        fields=("labels", "class_map"),
-    ),
+        best=("accuracy", "top5"), others=("class_accuracy", "calibration_error", "accuracy_all", "top5_all"),
+        task="classify", fields=("labels", "class_map")),
     "masked_patches": EvalKind(
         "what a model of masked patches predicts of corrupted patches; the masks depend on the image alone",
-        best=("accuracy",),
-        others=("loss",),
-        task="masked_patches",
-    ),
+        best=("accuracy",), others=("loss",), task="masked_patches"),
     "fewshot": EvalKind(
         "the paper's few-shot evaluation: regularised least squares from N images a class to targets of -1 and 1",
-        best=("{shots:g}shot",),
-        others=("{shots:g}shot_std",),
-        fields=("train_split", "shots", "seeds", "l2"),
-        grid="l2",
-    ),
+        best=("{shots:g}shot",), others=("{shots:g}shot_std",), fields=("train_split", "shots", "seeds", "l2"),
+        grid="l2"),
     "knn": EvalKind(
         "votes of the nearest neighbours by cosine",
-        best=("{k:g}nn",),
-        fields=("train_split", "k", "temperature"),
-    ),
+        best=("{k:g}nn",), fields=("train_split", "k", "temperature")),
     "probe": EvalKind(
         "logistic regression by L-BFGS, with the `l2` that is best on a part of `train_split`",
-        best=("accuracy",),
-        others=("l2",),
-        fields=("train_split", "l2", "validation"),
-        defaults={"l2": (1e-3, 1e-1, 1e1, 1e3)},
-    ),
+        best=("accuracy",), others=("l2",), fields=("train_split", "l2", "validation"),
+        defaults={"l2": (1e-3, 1e-1, 1e1, 1e3)}),
     "probe_sgd": EvalKind(
         "a linear classifier trained by SGD, with the rate that is best on a part of `train_split`",
-        best=("accuracy",),
-        others=("rate",),
-        fields=("train_split", "rates", "epochs", "validation"),
-    ),
+        best=("accuracy",), others=("rate",), fields=("train_split", "rates", "epochs", "validation")),
 }
+# fmt: on
 
 # `optim.name` -> {field of the group `optim` that this optimizer uses: value of its authors} (docs/optimizers.md).
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {

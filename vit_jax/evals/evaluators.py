@@ -3,14 +3,13 @@
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jaxtyping import Float, Int
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, reason
@@ -59,21 +58,12 @@ class Evaluation:
     train_batches: data.EvalBatches | None = None
 
 
-class Method(Protocol):
-    """How a kind of evaluation gets its metrics."""
-
-    def step(self, program: Inference) -> Step:
-        """Returns the jitted function (params, batch) -> outputs that is called with each batch."""
-
-    def check(self, evaluation: Evaluation) -> None:
-        """Raises UserError if the data do not suit the evaluation, before an image is read."""
-
-    def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
-        """Returns metric -> value; takes and raises what an evaluator does, see `make_evaluators`."""
-
-
 class TaskSums:
-    """The metrics of the head's task, summed batch by batch. For classification: top-1 and top-5 accuracy, the loss."""
+    """The metrics of the head's task, summed batch by batch. For classification: top-1 and top-5 accuracy, the loss.
+
+    Each method has `step`, which returns the jitted function that is called with each batch; `check`, which raises
+    UserError before an image is read; and `measure`, which takes what an evaluator does, see `make_evaluators`.
+    """
 
     def step(self, program: Inference) -> Step:
         """Returns the function whose results are summed."""
@@ -96,7 +86,9 @@ class TaskSums:
         parts: Iterable[Batch] = batches
         if (known := cache.get(output_key("logits", batches))) is not None:
             step = jax.jit(lambda _, batch: sums_of_outputs(task, batch["logits"], batch["label"], batch["mask"]))
-            parts = split_logits(*known, batches.batch)
+            arrays = {"logits": known[0], "label": known[1], "mask": np.ones(len(known[1]), np.float32)}
+            starts = range(0, len(known[1]), batches.batch)
+            parts = ({key: array[i : i + batches.batch] for key, array in arrays.items()} for i in starts)
         totals = collections.defaultdict[str, float](float)
         for sums in fetch_late(step(params, batch) for batch in parts):
             tick()
@@ -203,7 +195,7 @@ class FrozenFeatures:
 
 
 # Kind of evaluation -> its method; the rest that is known of a kind is its row of `config.EVAL_KINDS`.
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, TaskSums | HeadLogits | FrozenFeatures] = {
     "classify": TaskSums(),
     "predictions": HeadLogits(score_predictions, check_predictions),
     "masked_patches": TaskSums(),
@@ -289,15 +281,6 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)
-
-
-def split_logits(
-    logits: Float[np.ndarray, "n classes"], labels: Int[np.ndarray, " n *most"], rows: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields stored logits and their labels in batches of at most `rows` images, without padding."""
-    for start in range(0, len(labels), rows):
-        part = logits[start : start + rows]
-        yield {"logits": part, "label": labels[start : start + rows], "mask": np.ones(len(part), np.float32)}
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
