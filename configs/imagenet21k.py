@@ -20,7 +20,7 @@ def table3(name: str) -> ConfigDict:
     config = start(name)
     config.total_epochs = 90.0
     config.base_lr = 1e-3
-    config.decay_type = "linear"
+    config.decay_type, config.linear_end = "linear", 1e-5
     config.model.pre_logits = True
     config.model.dropout_rate = 0.1
     config.optim.weight_decay = 0.03

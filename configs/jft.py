@@ -18,7 +18,7 @@ def recipe(name: str, epochs: float, base_lr: float) -> ConfigDict:
     config = base.get_config()
     config.total_epochs = epochs
     config.base_lr = base_lr
-    config.decay_type = "linear"
+    config.decay_type, config.linear_end = "linear", 1e-5
     config.warmup_steps = 10_000
     config.eval_every = 10_000
     config.checkpoint_every = 2_000

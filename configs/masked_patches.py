@@ -51,6 +51,7 @@ def mask(config: ConfigDict, target: str) -> ConfigDict:
         target: one of TARGETS.
     """
     config.task.kind, config.task.target = "masked_patches", target
+    config.task.corrupted, config.task.masked, config.task.swapped = 0.5, 0.8, 0.1
     test = config.evals.test
     with config.unlocked():
         config.evals = ConfigDict()

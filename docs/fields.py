@@ -1,4 +1,4 @@
-"""Writes the page of all fields of a configuration.
+"""Writes the page of all fields of a configuration, and the table of the kinds of evaluations.
 
 Example:
   python -m docs.fields --write=docs/fields.md
@@ -7,10 +7,12 @@ Example:
 import argparse
 import itertools
 import math
+import re
 import sys
 from pathlib import Path
 
-from vit_jax.config import FIELDS, Affects, Field
+from docs.pages import replace_section
+from vit_jax.config import EVAL_KINDS, FIELDS, Affects, Field
 from vit_jax.config.fields import rule_of
 from vit_jax.models import BitSpec, ModelSpec, field_words
 
@@ -67,11 +69,24 @@ def page() -> str:
     return "\n".join(lines)
 
 
+def kinds() -> str:
+    """Returns the table of the kinds of evaluations in Markdown."""
+    lines = ["| kind | what it does | metrics | fields of its own |", "|---|---|---|---|"]
+    for kind, rules in EVAL_KINDS.items():
+        metrics = [re.sub(r"{(\w+):g}", r"<\1>", metric) for metric in (*rules.best, *rules.others)]
+        metrics, own = (", ".join(f"`{name}`" for name in names) for names in (metrics, rules.fields))
+        lines.append(f"| `{kind}` | {rules.meaning} | {metrics} | {own} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(argv: list[str]) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, default=Path("docs/fields.md"), help="[docs/fields.md]")
-    parser.parse_args(argv[1:]).write.write_text(page())
+    parser.add_argument("--kinds", type=Path, default=Path("docs/evaluation.md"), help="[docs/evaluation.md]")
+    args = parser.parse_args(argv[1:])
+    args.write.write_text(page())
+    replace_section(args.kinds, "kinds", kinds())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data
-from vit_jax.config import EXECUTION, flatten_config, parse_command_line, parse_config, resolve_config
+from vit_jax.config import EXECUTION_FIELDS, flatten_config, parse_command_line, parse_config, resolve_config
 from vit_jax.data.sources import VTAB_TASKS
 from vit_jax.experiments import RunRecord
 from vit_jax.paper import PaperNumber, PaperRun, list_learning_rates, read_paper_numbers, read_paper_runs
@@ -41,7 +41,7 @@ COMPARED_MODELS = ("BiT-L", "EfficientNet-L2")  # models that the paper only com
 IRRELEVANT_FIELDS = re.compile(
     r"seed|base_lr|init_from|batch_eval|accum_steps|log_every|eval_every|checkpoint.*|stall_limit|profile_steps|wandb|"
     r"report|compiler_options|use_measured_times|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
-    rf"optim\.max_nonfinite_skips|model\.({'|'.join(EXECUTION)})|evals\.(?!test\.).*|evals\.test\.every"
+    rf"optim\.max_nonfinite_skips|model\.({'|'.join(EXECUTION_FIELDS)})|evals\.(?!test\.).*|evals\.test\.every"
 )
 
 

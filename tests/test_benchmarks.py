@@ -34,7 +34,7 @@ SMALL = {
         "--images=64",
         "--rounds=1",
     ],
-    "docs.fields": ["--write=fields.md"],
+    "docs.fields": ["--write=fields.md", "--kinds=kinds.md"],
     "benchmarks.goodput": [f"--config={ROOT}/configs/smoke.py", "--batch=8"],
     "benchmarks.load": ["--model=ViT-mu/16", "--layouts=ours", "--rounds=1"],
     "benchmarks.neighbourhoods": ["--only=none"],
@@ -67,6 +67,7 @@ def test_it_runs(command, tmp_path, monkeypatch):
         ["model.depth=1", "optim.name=adamw", "batch=16", "batch_eval=16", "data.num_examples=128"],
     )
     write_photos(tmp_path)
+    (tmp_path / "kinds.md").write_text("<!-- kinds -->\n<!-- /kinds -->\n")
     name, *words = command
     words = SMALL.get(name, words)
     if name == "benchmarks.input":

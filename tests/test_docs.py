@@ -2,6 +2,7 @@
 absent data, parsed and dry-run.
 """
 
+import ast
 import datetime
 import re
 import shlex
@@ -41,6 +42,7 @@ from tests.data.test_array_record import SINGLE, write_set
 from tests.data.test_folder import tiny_imagenet
 from tests.faults import table as faults
 from vit_jax import (
+    UserError,
     cli,
     convert,
     describe,
@@ -57,7 +59,7 @@ from vit_jax import (
     sweep,
     vtab,
 )
-from vit_jax.config import FIELDS, OnResume, check_config, parse_command_line
+from vit_jax.config import FIELDS, OnResume, check_config, declared_name, parse_command_line, parse_value
 from vit_jax.config.fields import rule_of
 from vit_jax.distributed import coordination, lost_or_stuck_hosts, supervisor
 from vit_jax.hardware import matmul_rate
@@ -180,6 +182,63 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
                 config.model.depth = 1  # tracing takes as long as the model is deep
                 _, program = program_without_data(config)
                 assert program.train_step.lower(program.state, program.batch)
+
+
+TEXTS = {path: re.sub(r"^```.*?^```", "", text, flags=re.M | re.S) for path, text in PAGES.items()}
+# The flags that a page names together in its text, and the fields of models: `activation=gelu registers=1`.
+FLAGS = [
+    code for text in TEXTS.values() for code in re.findall(r"`([^`]*--config\.[\w.]+=(?![A-Z]{2}|\.)[^`]*)`", text)
+]
+MODEL_FIELDS = re.findall(r"`(?:[\w-]+ )?((?:\w+=[\w.-]+ ?)+)`", TEXTS[ROOT / "docs" / "models.md"])
+
+
+@pytest.mark.parametrize("code", dict.fromkeys(FLAGS))
+def test_flags_in_the_text_exist_and_their_values_are_accepted(code):
+    words = [word for word in shlex.split(code) if word.startswith("--config.")]
+    teacher = ["--config.task.kind=distill", "--config.task.teacher=workdirs/photos"] if "task" in code else []
+    config, _ = parse_command_line(["main", f"--config={ROOT}/configs/digits.py", *words, *teacher])
+    check_config(config)
+
+
+@pytest.mark.parametrize("code", dict.fromkeys(MODEL_FIELDS))
+def test_fields_of_models_in_the_text_exist_and_a_model_accepts_their_values(code):
+    config, given = base.get_config().model, dict(word.split("=") for word in code.split())
+    fields = {name: parse_value(config, name, text) if name in config else int(text) for name, text in given.items()}
+    refused = []
+    for model in ("ViT-B/16", "ViT-B/14", "R26+ViT-S/32", "BiT-R50x1"):
+        try:
+            vit_jax.create(model, **fields)
+        except UserError as error:
+            refused.append(str(error))
+    assert len(refused) < 4, refused
+
+
+def fields_of_recipes():
+    """The fields that a recipe other than the base sets."""
+    found = set()
+    for path in (ROOT / "configs").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())) if path.stem != "base" else ():
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(ast.unparse(node).removeprefix("config."))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):  # of a grid, {"optim.name": ...}
+                found.add(node.value)
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            group = (
+                "evals.*." if called.endswith("evaluation") else called.removeprefix("config.").removesuffix("update")
+            )
+            found |= {f"{group}{one.arg}" for one in node.keywords} if called else set()
+            found |= {"evals.*.kind"} if called.endswith("evaluation") else set()
+    return {declared_name(name) for name in found}
+
+
+def test_every_field_is_set_by_a_recipe_or_by_a_documented_command():
+    """Commands and flags in the text are parsed above, code is run below: a field that nobody is shown may go."""
+    shown = {name for text in [*LINES, *FLAGS] for name in re.findall(r"--(?:config|sweep)\.([\w.]+)=", text)}
+    requests = [word for line in LINES for word in shlex.split(line) if word.startswith("--evals=")]
+    code = [text for language, text in BLOCKS if language == "python"]
+    shown |= {f"evals.*.{field}" for text in [*requests, *code] for field in re.findall(r"(\w+)=", text)}
+    shown |= {f"model.{field}" for text in [*MODEL_FIELDS, *code] for field in re.findall(r"(\w+)=", text)}
+    assert set(FIELDS) - {declared_name(name) for name in shown} - fields_of_recipes() == set()
 
 
 def test_what_is_only_dry_run_is_listed():
@@ -362,9 +421,10 @@ def test_the_picture_is_that_of_the_imports():
     assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
 
 
-def test_the_page_of_fields_is_that_of_the_rows():
-    """`python -m docs.fields` writes it anew."""
-    assert fields.page() == (ROOT / "docs" / "fields.md").read_text()
+def test_the_page_of_fields_and_the_table_of_kinds_are_those_of_the_rows():
+    """`python -m docs.fields` writes both anew."""
+    assert fields.page() == PAGES[ROOT / "docs" / "fields.md"]
+    assert f"<!-- kinds -->\n{fields.kinds()}<!-- /kinds -->" in PAGES[ROOT / "docs" / "evaluation.md"]
 
 
 def test_the_first_version_is_dated():

@@ -1,6 +1,7 @@
 """Evaluations of all kinds, in a run and by the command: on any mesh, with features read once, of any weights."""
 
 import json
+import re
 import sys
 import types
 
@@ -21,11 +22,13 @@ from vit_jax.config import (
     best_metrics,
     check_config,
     eval_fields,
+    kinds_of_task,
     load_config,
     parse_command_line,
     save_config,
 )
 from vit_jax.data import loader
+from vit_jax.evals.evaluators import METHODS, FrozenFeatures
 from vit_jax.evals.outputs import compute_outputs
 from vit_jax.evals.prediction_files import write_confusion
 from vit_jax.evals.requests import request_evaluations
@@ -46,21 +49,22 @@ def get_config():
     return config
 """
 WNIDS = interop.class_wnids(1000)
-# A recipe with every kind of evaluation, some on part of the images.
+# A recipe with every kind of evaluation for a classifier, some on part of the images.
 EVERY_KIND = """
 from configs import base, smoke
+from vit_jax.config import kinds_of_task
 
 SHORT = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
 
 def get_config():
     config = smoke.get_config()
     config.task.mixup = 0.0
-    for kind in ("predictions", "fewshot", "knn", "probe", "probe_sgd"):
-        learns = {} if kind == "predictions" else {"train_split": "train[:300]"}
+    for kind in kinds_of_task("classify")[1:]:
         with config.unlocked():
-            config.evals[kind] = base.evaluation(
-                kind, preprocess=config.evals.test.preprocess, **learns, **SHORT.get(kind, {})
-            )
+            made = base.evaluation(kind, preprocess=config.evals.test.preprocess, **SHORT.get(kind, {}))
+            if "train_split" in made:
+                made.train_split = "train[:300]"
+            config.evals[kind] = made
     return config
 """
 REAL = ("loss", "calibration_error")  # metrics that are no counts
@@ -119,6 +123,13 @@ def passes(monkeypatch):
 
 
 # What a configuration accepts.
+
+
+def test_every_kind_has_a_method_for_what_it_evaluates():
+    assert METHODS.keys() == EVAL_KINDS.keys()
+    for kind, rules in EVAL_KINDS.items():
+        learns = isinstance(METHODS[kind], FrozenFeatures)
+        assert learns == (not rules.task) == ("train_split" in rules.fields), kind
 
 
 @pytest.mark.parametrize("kind", EVAL_KINDS)
@@ -241,6 +252,11 @@ def test_every_kind_is_the_same_on_one_device_and_on_eight(run, every_kind, prob
         metrics.append(evals.run_evaluators(evals.make_evaluators(config, program), params, cache=cache))
     one, eight = metrics
     assert one.keys() == eight.keys() and len(one) > 2 * len(config.evals)
+    for name, own in config.evals.items():
+        stated = "|".join([*EVAL_KINDS[own.kind].best, *EVAL_KINDS[own.kind].others, "n", "n_train"])
+        stated = re.compile(re.sub(r"{\w+:g}", r"\\d+", stated))
+        assert all(stated.fullmatch(metric.partition("/")[2]) for metric in one if metric.startswith(f"{name}/"))
+        assert {f"{name}/{metric}" for metric in best_metrics(own)} <= one.keys()
     for name, value in one.items():
         assert eight[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
     images = np.stack([data.load_image(row["image"], model.preprocess) for row in batches.source])
@@ -259,9 +275,7 @@ def test_two_hosts_find_what_one_finds(every_kind, tmp_path):
     config.mesh.data = 8
     train.train(config, tmp_path / "one")
     two, one = (next(line for line in metrics(tmp_path / name) if "test/n" in line) for name in ("two", "one"))
-    assert (
-        two.keys() == one.keys() >= {f"{kind}/n" for kind in EVAL_KINDS if kind not in ("classify", "masked_patches")}
-    )
+    assert two.keys() == one.keys() >= {f"{kind}/n" for kind in kinds_of_task("classify")[1:]}
     for name, value in one.items():
         assert two[name] == (pytest.approx(value, rel=1e-5) if name.endswith(REAL) else value), name
 

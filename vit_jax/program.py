@@ -195,6 +195,7 @@ def prepare(
     """
     check_settings()
     check_config(config)
+    model_without_data(config)  # a wrong field of the model is refused before the data are opened
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)

@@ -30,7 +30,7 @@ from vit_jax.analysis import (
 )
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.evals.mistakes import SIDE, find_mistakes
+from vit_jax.evals.prediction_files import SIDE, find_mistakes
 from vit_jax.evals.predictions import Predictions
 from vit_jax.model import create
 from vit_jax.monitoring import RunFolder, format_value, read_metrics, read_run

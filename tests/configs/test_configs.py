@@ -27,13 +27,13 @@ from vit_jax.config import (
     resolve_config,
     save_config,
 )
-from vit_jax.config.durations import epochs_field
-from vit_jax.config.fields import RENAMED
+from vit_jax.config.fields import ADVICE, FOREIGN_NAMES, REMOVED, RENAMED, SYNONYMS
+from vit_jax.config.resolve import epochs_field
 from vit_jax.config.stored import CONFIG_VERSION
-from vit_jax.config.synonyms import ADVICE, FOREIGN_NAMES, SYNONYMS
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.model import create
 from vit_jax.optim import make_schedule
+from vit_jax.program import prepare
 
 BASE = base.get_config()
 DECLARED = set(flatten_config(BASE))
@@ -194,6 +194,21 @@ def test_a_config_file_of_another_version(tmp_path):
             load_config(path)
 
 
+def test_a_stored_run_with_a_removed_field_goes_on_if_it_had_the_behaviour_that_is_left(tmp_path):
+    save_config(base.get_config(), tmp_path / "config.json")
+    written = json.loads((tmp_path / "config.json").read_text())
+    for name, (accepted, since) in REMOVED.items():
+        group, key = name.split(".")
+        assert name not in FIELDS
+        for value in (accepted, "another"):
+            text = json.dumps(written | {group: written[group] | {key: value}}).encode()
+            if value == accepted:
+                assert flatten_config(parse_config(text, "here")) == flatten_config(base.get_config())
+                continue
+            with pytest.raises(UserError, match=f"^here has {name}=another, but version {since} removed this field"):
+                parse_config(text, "here")
+
+
 def test_an_earlier_name_of_a_field_is_read_from_recipes_files_and_command_lines(tmp_path):
     assert dict(RENAMED) == {"optim.rates": "optim.lr_multipliers"}
     config = base.get_config()
@@ -349,12 +364,16 @@ def test_several_numbers_in_one_flag(text, value):
         (["--config.model.name=ViT-S/5"], "patch"),
         (["--config.resolution=32"], "data.preprocess produces images of 16x16 pixels, but resolution=32"),
         (["--config.model.num_heads=5"], "5"),
+        (["--config.model.pooling=gpa"], "unknown pooling 'gpa'; did you mean 'gap'?"),
+        (["--config.model.head_std=-1"], "model.head_std=-1.0 must be at least 0."),
         (["--config.evals.test.preprocess=resize(8)|value_range(-1,1)"], "evals.test.preprocess gives images of"),
     ],
 )
-def test_what_a_run_refuses_is_not_printed(words, sentence, capsys):
+def test_what_a_run_refuses_is_not_printed_and_refused_before_the_data_are_opened(words, sentence, capsys):
     with pytest.raises(UserError, match=re.escape(sentence)):
         printed(capsys, f"--config={ROOT}/configs/digits.py", *words)
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        prepare(parse(*words, "--config.data.source=folder:nowhere")[0])
 
 
 def printed(capsys, *words):

@@ -15,7 +15,7 @@ from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader
 from vit_jax.distributed import monitor
-from vit_jax.evals import task_metrics
+from vit_jax.evals import evaluators
 
 FOR_EVER = 3600
 
@@ -68,12 +68,12 @@ def slow_steps(seconds: str) -> None:
 
 def slow_evaluation(seconds: str) -> None:
     """Every batch of an evaluation takes some seconds more."""
-    evaluate = task_metrics.evaluate
+    measure = evaluators.TaskSums.measure
 
-    def slowly(sums: Any, batches: Any, name: str, weights: Any, tick: Callable[[], None]) -> dict[str, float]:
-        return evaluate(sums, batches, name, weights, lambda: (time.sleep(float(seconds)), tick())[0])
+    def slowly(self: Any, evaluation: Any, weights: Any, tick: Callable[[], None], cache: Any) -> dict[str, float]:
+        return measure(self, evaluation, weights, lambda: (time.sleep(float(seconds)), tick())[0], cache)
 
-    task_metrics.evaluate = slowly
+    evaluators.TaskSums.measure = slowly  # type: ignore[method-assign]
 
 
 def large_evaluation(when: str) -> None:
@@ -82,7 +82,7 @@ def large_evaluation(when: str) -> None:
     def fail(*args: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.")
 
-    task_metrics.evaluate = fail
+    evaluators.TaskSums.measure = fail  # type: ignore[method-assign]
 
 
 def many_hosts(count: str) -> None:

@@ -725,6 +725,7 @@ def test_flat_keywords_are_unique():
         ("ViT-B/16", {"scan": 1}, "scan must be True or False"),
         ("ViT-B/16", {"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1"),
         ("ViT-B/16", {"num_classes": -1}, "num_classes must be 0 or more"),
+        ("ViT-B/16", {"head_std": -1.0}, "head_std=-1.0 must be at least 0."),
         ("ViT-B/16", {"representation_size": -1}, "representation_size must be 0 or more"),
         ("ViT-B/16", {"representation_size": 512}, "the width of the pre_logits layer; give pre_logits=True as well"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from configs import base, vit_s16_imagenet2012_90ep
 from tests.conftest import ROOT
 from vit_jax import kernels, load, optim, tasks, tree
-from vit_jax.config.optimizers import set_optimizer_fields
+from vit_jax.config import set_optimizer_fields
 from vit_jax.data.preprocess import value_range
 from vit_jax.step import TrainStep
 

@@ -15,7 +15,7 @@ from configs import smoke
 from tests.training.test_workdir import failing, steps
 from vit_jax import UserError, evals, train
 from vit_jax.checkpoint import directory, orbax_io
-from vit_jax.config.optimizers import OPTIMIZERS
+from vit_jax.config import OPTIMIZERS
 from vit_jax.data import loader
 from vit_jax.monitoring import train_metrics
 from vit_jax.monitoring.metric_writer import MetricWriter

@@ -47,7 +47,7 @@ def mistakes_part(run: RunFolder) -> str:
 
 
 def read_mistakes(name: str, content: bytes) -> dict[str, Any]:
-    """Returns the arrays of a file of mistakes; see `evals.mistakes.find_mistakes`.
+    """Returns the arrays of a file of mistakes; see `evals.prediction_files.find_mistakes`.
 
     Args:
         name: the name of the file, for errors.

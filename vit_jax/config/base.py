@@ -1,12 +1,12 @@
-"""The default configuration, from which recipes start."""
+"""The default configuration, from which recipes start, and what its fields are called and hold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.fields import FIELDS, Field
+from vit_jax.config.fields import EVAL_KINDS, FIELDS, RENAMED, Field, Place, place_of
 
 
 def get_config() -> ConfigDict:
@@ -40,8 +40,8 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
         kind: the kind of evaluation, a key of `EVAL_KINDS`.
         **fields: values of its fields.
     """
-    defaults = {name: default_of(field, kind) for name, field in eval_rows(kind).items()}
-    made = ConfigDict(defaults | {"kind": kind})
+    defaults = {name: default_of(field) for name, field in eval_rows(kind).items()} | {"kind": kind}
+    made = ConfigDict(defaults | (dict(EVAL_KINDS[kind].defaults) if kind in EVAL_KINDS else {}))
     made.update(fields)
     return made
 
@@ -52,14 +52,46 @@ def eval_rows(kind: str) -> Mapping[str, Field]:
     return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
 
 
-def default_of(field: Field, kind: str = "") -> Any:
-    """Returns the default of a field. An unset field is a typed placeholder.
+def default_of(field: Field) -> Any:
+    """Returns the default of a field. An unset field is a typed placeholder."""
+    if field.auto:
+        return FieldReference(field.default, field_type=object)  # a number or a word
+    return placeholder(field.optional) if field.optional else field.default
+
+
+def flatten_config(config: ConfigDict) -> dict[str, Any]:
+    """Returns dotted name -> value of the fields, without those that are names of earlier versions."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten_config(value).items()}
+        else:
+            flat[key] = value
+    return {name: value for name, value in flat.items() if name not in RENAMED}
+
+
+def rename_fields(fields: Any) -> None:
+    """Replaces names of earlier versions by the present ones, in place.
+
+    If a field has both names, the value under the present name is kept.
 
     Args:
-        field: the declaration of the field.
-        kind: the kind of evaluation that the field belongs to; empty: no field of an evaluation.
+        fields: nested dicts, or an unlocked configuration.
     """
-    value = field.defaults.get(kind, field.default)
-    if field.auto:
-        return FieldReference(value, field_type=object)  # a number or a word
-    return placeholder(field.optional) if field.optional else value
+    for old, new in RENAMED.items():
+        *groups, name = old.split(".")
+        inner = fields
+        for group in groups:
+            inner = inner.get(group, {})
+        if name in inner:
+            value = inner[name]
+            del inner[name]
+            name = new.rpartition(".")[2]
+            inner[name] = inner.get(name, value)
+
+
+def list_places(config: ConfigDict) -> Iterator[tuple[str, str, Place]]:
+    """Yields dotted name, value and kind of place of each set field that names data, weights, a folder or a file."""
+    for name, value in flatten_config(config).items():
+        if value and (place := place_of(name)):
+            yield name, value, place

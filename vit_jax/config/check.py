@@ -6,11 +6,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.durations import DURATIONS, epochs_field
-from vit_jax.config.evaluations import best_metrics, eval_fields
-from vit_jax.config.field_names import declared_name, flatten_config
-from vit_jax.config.fields import FIELDS, Field
-from vit_jax.config.optimizers import check_optimizer
+from vit_jax.config.base import eval_rows, flatten_config
+from vit_jax.config.evaluations import best_metrics
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field
+from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
 TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
@@ -25,9 +24,9 @@ def check_config(config: ConfigDict) -> None:
     """
     flat = flatten_config(config)
     for name, value in flat.items():
-        if declared_name(name) in FIELDS:  # unknown fields of evaluations are refused below
-            _check_value(name, value, FIELDS[declared_name(name)])
-    check_optimizer(config.optim)
+        if name in FIELDS:  # those of evaluations are checked below
+            check_value(name, value, FIELDS[name])
+    _check_optimizer(config.optim)
     if not len(config.evals):
         raise UserError("config.evals is empty; declare an evaluation, as configs/base.py does.")
     check_evaluations(config)
@@ -64,6 +63,44 @@ def check_config(config: ConfigDict) -> None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
 
 
+def _check_optimizer(optim: ConfigDict) -> None:
+    """Checks that the fields fit the chosen optimizer and each other.
+
+    Raises:
+        UserError: a field belongs to another optimizer, or two fields contradict each other.
+    """
+    for field in OF_OPTIMIZERS:
+        if optim[field] is not None and field not in OPTIMIZERS[optim.name]:
+            owners = ", ".join(name for name, fields in OPTIMIZERS.items() if field in fields)
+            raise UserError(
+                f"optim.{field}={optim[field]} is not used by optim.name={optim.name}, only by {owners}; leave it out "
+                f"or, if the recipe sets it, add --config.optim.{field}=None."
+            )
+    refuse(
+        (
+            optim.name == "lamb" and optim.decay_factor != "rate",
+            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, and divide "
+            "optim.weight_decay by base_lr to keep the strength of the decay.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.ema_decay,
+            "schedule_free_adamw already averages the parameters that are evaluated; set --config.optim.ema_decay=0.",
+        ),
+        (
+            optim.name == "schedule_free_adamw" and optim.beta1 == 0,
+            "schedule_free_adamw divides by optim.beta1, which must be above 0; set --config.optim.beta1=0.9.",
+        ),
+        (
+            not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None),
+            "optim.sam_alpha and optim.sam_rho_min need optim.sam_rho above 0; set optim.sam_rho, or leave both out.",
+        ),
+        (
+            (optim.sam_rho_min or 0) > optim.sam_rho,
+            f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.",
+        ),
+    )
+
+
 def _check_teacher(config: ConfigDict) -> None:
     task = config.task
     if task.kind == "distill":
@@ -93,17 +130,19 @@ def check_evaluations(config: ConfigDict) -> None:
         UserError: a field is missing, belongs to another kind of evaluation, or has a value outside its range.
     """
     for name, eval_config in config.evals.items():
-        known = eval_fields(eval_config.kind)
+        rows = eval_rows(eval_config.kind)
+        check_value(f"evals.{name}.kind", eval_config.kind, rows["kind"])
         for field in eval_config:
-            choose(f"field of evals.{name} (kind {eval_config.kind})", field, known)
-        if missing := [field for field in known if field not in eval_config]:
+            choose(f"field of evals.{name} (kind {eval_config.kind})", field, rows)
+        if missing := [field for field in rows if field not in eval_config]:
             advice = "evaluation() in configs/base.py makes an evaluation with all its fields"
             raise UserError(f"evals.{name} lacks {', '.join(missing)}; {advice}.")
         for field, value in eval_config.items():
-            _check_value(f"evals.{name}.{field}", value, FIELDS[f"evals.*.{field}"])
+            check_value(f"evals.{name}.{field}", value, rows[field])
 
 
-def _check_value(name: str, value: Any, field: Field) -> None:
+def check_value(name: str, value: Any, field: Field) -> None:
+    """Raises UserError if a field, called `name` in the message, may not have a value by its declaration."""
     if value is None:
         if not field.optional:
             raise UserError(f"{name} must be set.")

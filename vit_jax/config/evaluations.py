@@ -6,7 +6,7 @@ import re
 from ml_collections import ConfigDict
 
 from vit_jax.config.base import eval_rows
-from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
+from vit_jax.config.fields import EVAL_KINDS
 
 
 def eval_fields(kind: str) -> list[str]:
@@ -19,13 +19,13 @@ def kinds_of_task(task: str) -> list[str]:
 
     Those that evaluate the head come first, then those that evaluate the features.
     """
-    return [kind for kind, rules in EVAL_KINDS.items() if rules.task == task] + list(FROZEN)
+    return [kind for wanted in (task, "") for kind, rules in EVAL_KINDS.items() if rules.task == wanted]
 
 
 def has_classes_of_head(eval_config: ConfigDict) -> bool:
     """Returns whether the data of an evaluation must have the classes of the model's head."""
-    other = eval_config.kind == "predictions" and (eval_config.labels or eval_config.class_map)
-    return EVAL_KINDS[eval_config.kind].task == "classify" and not other
+    others = [field for field in ("labels", "class_map") if eval_config.get(field)]
+    return EVAL_KINDS[eval_config.kind].task == "classify" and not others
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:

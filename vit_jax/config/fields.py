@@ -1,17 +1,16 @@
 """All fields of a configuration, one row each, with default, meaning and rules. All else is derived from these rows.
 
 A default of None means unset. Durations are in optimizer steps or in epochs (passes over the training split); set one
-of the two. `Field` documents what a row may state.
+of the two. `Field` documents what a row may state. `OPTIMIZERS` and `EVAL_KINDS` say which fields an optimizer and a
+kind of evaluation have.
 """
 
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
-
-from vit_jax.config.eval_kinds import EVAL_KINDS, FROZEN
-from vit_jax.config.optimizers import OPTIMIZERS
 
 
 class OnResume(enum.Enum):
@@ -57,8 +56,6 @@ class Field:
         on_resume: the rule for a resumed run; None: the rule of the field's group, see `rule_of`.
         affects: what a field of the model's group affects; not used for other groups.
         place: what the field names in files; None: nothing.
-        kinds: the kinds of evaluations that have the field; empty: all kinds, or it is not a field of an evaluation.
-        defaults: kind of evaluation -> default, for kinds whose default is not `default`.
         renamed_from: the name in earlier versions, which recipes, command lines and `config.json` may still use.
         since: the version that introduced the field. In a `config.json` of an earlier version it gets the value
             `before`.
@@ -78,12 +75,16 @@ class Field:
     on_resume: OnResume | None = None
     affects: Affects = Affects.WEIGHTS
     place: Place | None = None
-    kinds: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed_from: str | None = None
     since: str = "0.1"
     before: Any = None
     synonyms: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of evaluations that have the field; empty: all kinds, or it is not a field of an evaluation."""
+        own = self.name.removeprefix("evals.*.")
+        return tuple(kind for kind, rules in EVAL_KINDS.items() if own != self.name and own in rules.fields)
 
     @property
     def later(self) -> bool:
@@ -109,6 +110,73 @@ def rule_of(name: str, affects: Affects = Affects.WEIGHTS) -> OnResume:
         return OnResume.ACCEPTED if affects is Affects.EXECUTION else OnResume.REFUSED
     return {"task": OnResume.REFUSED, "adapt": OnResume.REFUSED, "data": OnResume.DATA}.get(group, OnResume.ACCEPTED)
 
+
+@dataclasses.dataclass(frozen=True)
+class EvalKind:
+    """A kind of evaluation, as far as it is known before data or models are opened; `evals.METHODS` has its function.
+
+    Attributes:
+        meaning: what it does, for docs/evaluation.md.
+        best: the metrics that may choose the best checkpoint; larger is better. {FIELD} in a name stands for each value
+            of a field.
+        others: the other metrics, but for `n` and `n_train`, the numbers of images.
+        task: the kind of task whose head is evaluated; empty: the features of any model are evaluated.
+        fields: the fields that not every kind has, without `evals.*.`.
+        defaults: field -> default, for fields whose default is not that of their row.
+        grid: the name of a field. If it has several values, the name and a value are appended to the metrics of `best`,
+            as in 5shot_l2_1024. Empty: there is no such field.
+    """
+
+    meaning: str
+    best: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    task: str = ""
+    fields: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    grid: str = ""
+
+
+# fmt: off
+EVAL_KINDS: Mapping[str, EvalKind] = {
+    "classify": EvalKind(
+        "the head's predictions, exactly", best=("accuracy", "top5"), others=("loss",), task="classify"),
+    "predictions": EvalKind(
+        "the head's predictions, scored on the host; also with other labels or other classes",
+        best=("accuracy", "top5"), others=("class_accuracy", "calibration_error", "accuracy_all", "top5_all"),
+        task="classify", fields=("labels", "class_map")),
+    "masked_patches": EvalKind(
+        "what a model of masked patches predicts of corrupted patches; the masks depend on the image alone",
+        best=("accuracy",), others=("loss",), task="masked_patches"),
+    "fewshot": EvalKind(
+        "the paper's few-shot evaluation: regularised least squares from N images a class to targets of -1 and 1",
+        best=("{shots:g}shot",), others=("{shots:g}shot_std",), fields=("train_split", "shots", "seeds", "l2"),
+        grid="l2"),
+    "knn": EvalKind(
+        "votes of the nearest neighbours by cosine",
+        best=("{k:g}nn",), fields=("train_split", "k", "temperature")),
+    "probe": EvalKind(
+        "logistic regression by L-BFGS, with the `l2` that is best on a part of `train_split`",
+        best=("accuracy",), others=("l2",), fields=("train_split", "l2", "validation"),
+        defaults={"l2": (1e-3, 1e-1, 1e1, 1e3)}),
+    "probe_sgd": EvalKind(
+        "a linear classifier trained by SGD, with the rate that is best on a part of `train_split`",
+        best=("accuracy",), others=("rate",), fields=("train_split", "rates", "epochs", "validation")),
+}
+# fmt: on
+
+# `optim.name` -> {field of the group `optim` that this optimizer uses: value of its authors} (docs/optimizers.md).
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
+    "sgd": {"momentum": 0.9, "moment_dtype": "float32"},
+    "lion": {"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"},
+    "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"},
+    "adafactor": {"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"},
+    "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
+    "schedule_free_adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+}
+# `optim.name` -> the fields whose values the state contains. The state goes on with them when a run is resumed.
+STORED_FIELDS: Mapping[str, tuple[str, ...]] = {"schedule_free_adamw": ("beta1",)}
+OF_OPTIMIZERS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
@@ -382,10 +450,8 @@ _ROWS = (
     Field("task.masked", 0.8, "fraction of these that the [mask] embedding replaces",
           minimum=0, maximum=1, since="0.2"),
     Field("task.swapped", 0.1,
-          "fraction of these that another patch's embedding replaces; the others stay as they are",
+          "fraction of these that another patch of the image replaces; the others stay as they are",
           minimum=0, maximum=1, since="0.2"),
-    Field("task.swap_from", "image", "where the other patch is: in the same image, or batch (in the image before it)",
-          choices=("image", "batch"), since="0.2"),
     # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide which arrays its state has. `OPTIMIZERS`
     # lists which of the fields from beta1 to moment_dtype each optimizer uses, and their values if unset.
     Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
@@ -449,7 +515,8 @@ _ROWS = (
           minimum=1, synonyms="tensor_parallel model_parallel"),
     # The fields of each evaluation `evals.NAME`. NAME is the start of its metrics: test/accuracy, test/loss, test/n.
     Field("evals.*.kind", "classify",
-          "classify, predictions, masked_patches (of the head); of features: fewshot, knn, probe(_sgd)",
+          "of the head: " + ", ".join(kind for kind, rules in EVAL_KINDS.items() if rules.task)
+          + "; of features: " + ", ".join(kind for kind, rules in EVAL_KINDS.items() if not rules.task),
           choices=tuple(EVAL_KINDS), since="0.2"),
     Field("evals.*.source", None, "its data, as data.source; unset: data.source",
           optional=str, place=Place.SOURCE, since="0.2"),
@@ -461,29 +528,28 @@ _ROWS = (
     Field("evals.*.every", None, "steps between two of this evaluation; unset: eval_every",
           optional=int, minimum=1, since="0.2"),
     Field("evals.*.labels", None, "ReaL's labels, real.json; unset: those of the data",
-          optional=str, place=Place.FILE, kinds=("predictions",), since="0.2"),
+          optional=str, place=Place.FILE, since="0.2"),
     Field("evals.*.class_map", None,
           "how classes of the data correspond to the model's: names, order, imagenet_a, or a file",
-          optional=str, place=Place.FILE, kinds=("predictions",), since="0.2"),
-    Field("evals.*.train_split", "train", "split that the classifier on frozen features learns from",
-          kinds=FROZEN, since="0.2"),
+          optional=str, place=Place.FILE, since="0.2"),
+    Field("evals.*.train_split", "train", "split that the classifier on frozen features learns from", since="0.2"),
     Field("evals.*.shots", (1, 5, 10, 25), "images of each class to learn from; gives NAME/<N>shot",
-          minimum=1, is_integer=True, kinds=("fewshot",), since="0.2"),
+          minimum=1, is_integer=True, since="0.2"),
     Field("evals.*.seeds", 3, "random draws of these images, whose accuracies are averaged",
-          minimum=1, kinds=("fewshot",), since="0.2"),
+          minimum=1, since="0.2"),
     Field("evals.*.l2", (1024.0,),
           "strengths of the regularisation; several give NAME/<N>shot_l2_<strength> (of probe: to choose from)",
-          minimum=0, defaults={"probe": (1e-3, 1e-1, 1e1, 1e3)}, kinds=("fewshot", "probe"), since="0.2"),
+          minimum=0, since="0.2"),
     Field("evals.*.rates", (0.01, 0.1, 1.0), "learning rates to choose from",
-          minimum=0, kinds=("probe_sgd",), since="0.2"),
-    Field("evals.*.epochs", 100, "passes over the features", minimum=1, kinds=("probe_sgd",), since="0.2"),
+          minimum=0, since="0.2"),
+    Field("evals.*.epochs", 100, "passes over the features", minimum=1, since="0.2"),
     Field("evals.*.validation", 0.1,
           "fraction of each class in train_split on which settings are compared; the best is then fitted to all",
-          minimum=0, maximum=1, kinds=("probe", "probe_sgd"), since="0.2"),
+          minimum=0, maximum=1, since="0.2"),
     Field("evals.*.k", (1, 5, 20), "numbers of nearest neighbours that vote; gives NAME/<k>nn",
-          minimum=1, is_integer=True, kinds=("knn",), since="0.2"),
+          minimum=1, is_integer=True, since="0.2"),
     Field("evals.*.temperature", 0.07, "a neighbour votes with exp(cosine / temperature)",
-          minimum=0.001, kinds=("knn",), since="0.2"),
+          minimum=0.001, since="0.2"),
     # The checkpoints that are kept.
     Field("checkpoint.keep_last", 2, "number of newest checkpoints to keep",
           minimum=1, synonyms="save_total_limit checkpoint_hist max_to_keep"),
@@ -493,4 +559,63 @@ _ROWS = (
 )
 # fmt: on
 FIELDS: Mapping[str, Field] = {row.name: row for row in _ROWS}
+# Field that is gone -> (the value that a stored run must have, like which this version behaves; since when it is gone).
+REMOVED: Mapping[str, tuple[Any, str]] = {"task.swap_from": ("image", "0.2")}
 RENAMED: Mapping[str, str] = {row.renamed_from: row.name for row in _ROWS if row.renamed_from}
+
+
+def current_name(field: str) -> str:
+    """Returns the present name of a field, whose name may be that of an earlier version."""
+    return RENAMED.get(field, field)
+
+
+def declared_name(name: str) -> str:
+    """Returns the name under which a field is declared in `FIELDS`: `evals.test.split` -> `evals.*.split`."""
+    return re.sub(r"^evals\.[^.]+\.", "evals.*.", name)
+
+
+def place_of(name: str) -> Place | None:
+    """Returns what a field names in files; None: nothing, or there is no such field."""
+    field = FIELDS.get(declared_name(name))
+    return field.place if field else None
+
+
+def resume_rule(name: str) -> OnResume:
+    """Returns what happens when a run is resumed with another value of a field.
+
+    The field may be one that this version does not have.
+    """
+    field = FIELDS.get(declared_name(name))
+    return field.rule if field else rule_of(name)
+
+
+def model_fields(*affects: Affects) -> list[str]:
+    """Returns the names, without `model.`, of the model's fields that affect one of these; never `name`."""
+    rows = {name.removeprefix("model."): row for name, row in FIELDS.items() if name.startswith("model.")}
+    return [name for name, row in rows.items() if row.affects in affects and name != "name"]
+
+
+# Fields of a model that depend on the machine or on the training, not on the weights.
+EXECUTION_FIELDS = ("grad_dtype", *model_fields(EXECUTION))
+
+# What to do instead -> names in other projects of settings that are not fields here, separated by spaces.
+ADVICE = {
+    "batches are counted over all devices: --config.batch and --config.batch_eval.": "per_device_train_batch_size "
+    "per_device_eval_batch_size batch_size_per_gpu",
+    "--config.base_lr is the rate itself, not that for 256 images.": "blr",
+    "warm-ups are counted in steps or epochs: --config.warmup_steps or --config.warmup_epochs.": "warmup_ratio",
+    "only --config.decay_type=linear ends above 0, at --config.linear_end.": "min_lr lr_min end_lr final_lr",
+    "the hidden channels are given by number: --config.model.mlp_dim.": "mlp_ratio",
+    "each has a field of its own: --config.optim.beta1 and --config.optim.beta2.": "betas opt_betas",
+    "the name of the model ends with it: --config.model.name=ViT-B/16.": "patch_size",
+    "the folder of the run is a flag of its own, --workdir=FOLDER.": "workdir output output_dir out_dir log_dir logdir "
+    "save_dir ckpt_dir checkpoint_dir run_name experiment",
+    "the same command with the same --workdir continues its run where it stopped.": "resume auto_resume resume_from "
+    "resume_from_checkpoint",
+    "all devices that JAX finds are used; the mesh fields say how.": "device devices gpu gpus num_gpus n_gpu "
+    "accelerator",
+}
+# Our field -> its names in other projects. A name that is also the last part of one of our names needs no entry.
+FOREIGN_NAMES = {name.replace("*", "test"): field.synonyms for name, field in FIELDS.items() if field.synonyms}
+# Name in another project -> our field, or a sentence on what to do instead.
+SYNONYMS = {name: ours for ours, names in (FOREIGN_NAMES | ADVICE).items() for name in names.split()}

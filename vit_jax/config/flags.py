@@ -10,10 +10,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, nearest
-from vit_jax.config.durations import unset_other_durations
-from vit_jax.config.field_names import current_name, flatten_config
+from vit_jax.config.base import flatten_config
+from vit_jax.config.fields import SYNONYMS, current_name
 from vit_jax.config.recipes import Recipe, find_recipe
-from vit_jax.config.synonyms import SYNONYMS
+from vit_jax.config.resolve import unset_other_durations
 
 # Type of a field -> (function from the text of a flag to the value, name of the type in messages).
 KINDS: dict[type, tuple[Callable[[str], Any], str]] = {

@@ -5,7 +5,8 @@ import dataclasses
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Collection, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from vit_jax import UserError, nearest_path
-from vit_jax.config.field_names import rename_fields
-from vit_jax.config.recipe_errors import recipe_errors
+from vit_jax import UserError, nearest, nearest_path, reason
+from vit_jax.config.base import flatten_config, get_config, rename_fields
+from vit_jax.config.fields import SYNONYMS
 from vit_jax.storage import check_names
 
 PACKAGE = Path(__file__).parent.parent
+SHORT = 3  # values that a message names where it shows the form of an argument
+TYPES = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text", "tuple": "a tuple"}
+# The messages of ConfigDict for an unknown field, and for a value of another type than the field's.
+UNKNOWN = re.compile(r'(?:Key|instead of) "(\w+)"')
+NEAR = re.compile(r'Did you mean "(\w+)" instead of')
+WRONG_TYPE = re.compile(
+    r"""override field ['"](?P<field>[\w.]+).*?\. (?P<value>.*) is of original type <class '\w+'> .*"""
+    r"""to type <class '(?P<type>\w+)'>""",
+    re.S,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +75,7 @@ class Recipe:
     def _call(self, name: str, is_optional: bool = False) -> Any:
         """Executes the file and returns the result of its function `name`; None if an optional function is absent."""
         words = () if self.argument is None else (self.argument,)
-        with _configs_importable(self.file), recipe_errors(self.file):
+        with _configs_importable(self.file), _recipe_errors(self.file):
             spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
@@ -115,6 +126,31 @@ def shipped_recipes() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "configs"
 
 
+def parse_argument(arg: str, **keys: str | Collection[str]) -> dict[str, str]:
+    """Returns the value of each key of a recipe's argument.
+
+    Args:
+        arg: `KEY=VALUE,KEY=VALUE`; a key that is left out has its default.
+        keys: key -> the values that it may have, the default first; or, where any value will do, the default as text.
+
+    Raises:
+        ValueError: a key is unknown, or its value is missing or not one of those that it may have.
+    """
+    given = dict(part.partition("=")[::2] for part in arg.split(",") if part)
+    if not given.keys() <= keys.keys() or not all(given.values()):
+        form = ",".join(f"{key}={_show_values(key, values)}" for key, values in keys.items())
+        raise ValueError(f"the argument {arg!r} is not {form}, of which any part may be left out")
+    for key, value in given.items():
+        if not isinstance(keys[key], str) and value not in keys[key]:
+            raise ValueError(f"{key}={value} must be {key}=VALUE with one of the values {', '.join(keys[key])}")
+    return {key: values if isinstance(values, str) else next(iter(values)) for key, values in keys.items()} | given
+
+
+def _show_values(key: str, values: str | Collection[str]) -> str:
+    """Returns the values of a key if they are few, and otherwise the key in capitals, which stands for a value."""
+    return key.upper() if isinstance(values, str) or len(values) > SHORT else "|".join(values)
+
+
 def _separate_evaluations(evaluations: ConfigDict, file: Path) -> None:
     """Makes evaluations share no field, in place.
 
@@ -158,6 +194,70 @@ def _configs_importable(file: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _recipe_errors(file: Path) -> Iterator[None]:
+    """Turns an exception in the code of a recipe into a UserError with the file and the line.
+
+    A ValueError passes unchanged, because a recipe raises it to refuse its argument. So do exceptions whose traceback
+    does not lead through the recipe's folder.
+
+    Args:
+        file: the file of the recipe.
+
+    Raises:
+        UserError: in place of any other exception.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        line = _find_line(error, file)
+        if not line or type(error) is ValueError:
+            raise
+        raise UserError(f"{line}: {_describe_error(error)}") from error
+
+
+def _find_line(error: BaseException, file: Path) -> str | None:
+    """Returns `FILE, line N` for the last line that was executed in the recipe's folder, or that has a syntax error.
+
+    Returns None if the error did not pass through that folder or its subfolders.
+    """
+    folder = file.resolve().parent
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    frames += [(error.filename or "", error.lineno)] if isinstance(error, SyntaxError) else []
+    own = [(Path(name), line) for name, line in frames if Path(name).resolve().is_relative_to(folder)]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else None
+
+
+def _describe_error(error: BaseException) -> str:
+    """Returns what is wrong, as the end of a sentence; shorter than the message for known errors of ConfigDict."""
+    text = str(error.args[0]) if error.args else ""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg}."
+    if isinstance(error, ImportError) and error.name == "configs" and error.path:
+        return f"{text.partition(' (')[0]}; delete {error.path}, which hides the recipes of the package."
+    if isinstance(error, AttributeError | KeyError) and (match := UNKNOWN.search(text)):
+        word, same_group = match[1], NEAR.search(text)
+        near = (
+            same_group[1]
+            if same_group and word not in SYNONYMS
+            else nearest(word, flatten_config(get_config()), SYNONYMS)
+        )
+        hint = (
+            near
+            if near and " " in near
+            else f"did you mean {near!r}?"
+            if near
+            else "vit_jax/config/fields.py lists them."
+        )
+        return f"unknown config field {word!r}; {hint}"
+    if isinstance(error, TypeError) and (match := WRONG_TYPE.search(text)):
+        wanted = TYPES.get(match["type"], match["type"])
+        return f"the value {match['value']!r} of {match['field']} must be {wanted}."
+    return f"{type(error).__name__}: {reason(error)}."
 
 
 def _hint_file(file: Path) -> str:

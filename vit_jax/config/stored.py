@@ -8,9 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, without_queries
-from vit_jax.config.field_names import rename_fields
-from vit_jax.config.fields import FIELDS, Field
-from vit_jax.config.optimizers import unset_other_fields
+from vit_jax.config.base import rename_fields
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, REMOVED, Field
 from vit_jax.storage import atomic_write
 
 # The version in config.json. It rises when a name or the meaning of a field changes. The first files have none.
@@ -52,7 +51,8 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
         known: name -> declaration of the fields of this version.
 
     Raises:
-        UserError: the text is damaged, or was written by a later version.
+        UserError: the text is damaged, was written by a later version, or has a value of a removed field that this
+            version cannot continue.
     """
     try:
         fields = json.loads(text)
@@ -60,7 +60,8 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
             advice = "install that version to continue the run."
             raise UserError(f"{path} was written by a later version of vit_jax; {advice}")
         rename_fields(fields)
-        unset_other_fields(fields.get("optim", {}))
+        _remove_fields(fields, path)
+        _unset_other_fields(fields.get("optim", {}))
         for name, field in known.items():
             if field.later:
                 _set_missing(fields, name.split("."), field.default if field.before is None else field.before)
@@ -88,3 +89,29 @@ def _set_missing(fields: dict[str, Any], path: list[str], value: Any) -> None:
             _set_missing(inner, rest, value)
     else:
         _set_missing(fields.setdefault(first, {}), rest, value)
+
+
+def _remove_fields(fields: dict[str, Any], path: str) -> None:
+    """Deletes the fields that this version no longer has, in place.
+
+    Raises:
+        UserError: one of them has another value than the one that this version behaves like.
+    """
+    for name, (accepted, since) in REMOVED.items():
+        *groups, key = name.split(".")
+        inner = fields
+        for group in groups:
+            inner = inner.get(group, {})
+        value = inner.pop(key, accepted)
+        if value != accepted:
+            raise UserError(
+                f"{path} has {name}={value}, but version {since} removed this field and behaves like {accepted}; use "
+                "the version that wrote the file."
+            )
+
+
+def _unset_other_fields(optim: dict[str, Any]) -> None:
+    """Unsets the fields that the chosen optimizer does not use, in place. Earlier versions stored them too."""
+    for field in OF_OPTIMIZERS:
+        if field in optim and field not in OPTIMIZERS.get(optim.get("name", ""), OF_OPTIMIZERS):
+            optim[field] = None

@@ -11,9 +11,9 @@ from .loaded_model import open_run as open_run
 from .loaded_model import open_weights as open_weights
 from .loaded_model import rounded as rounded
 from .outputs import OutputCache as OutputCache
+from .outputs import OutputFiles as OutputFiles
 from .outputs import count_nonfinite as count_nonfinite
 from .outputs import refuse_nonfinite as refuse_nonfinite
-from .outputs_on_disk import OutputFiles as OutputFiles
 from .prediction_files import save_outputs as save_outputs
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations

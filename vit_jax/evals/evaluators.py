@@ -1,27 +1,209 @@
-"""The evaluators of a run: how they are built, checked and run."""
+"""The evaluations of a run: what each kind computes, and how they are opened, checked and run."""
 
+import collections
+import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.data.sources import Source, have_same_classes
-from vit_jax.evals import task_metrics
 from vit_jax.evals.class_maps import check_names
-from vit_jax.evals.frozen import evaluate_frozen
-from vit_jax.evals.outputs import OutputCache, Tick, compute_outputs, count_nonfinite, output_key, refuse_nonfinite
+from vit_jax.evals.fewshot import fewshot
+from vit_jax.evals.knn import knn
+from vit_jax.evals.labelled_features import Examples
+from vit_jax.evals.outputs import (
+    OutputCache,
+    Tick,
+    compute_outputs,
+    count_nonfinite,
+    fetch_late,
+    output_key,
+    refuse_nonfinite,
+)
 from vit_jax.evals.predictions import check_predictions, score_predictions
-from vit_jax.evals.probe import check_memory
+from vit_jax.evals.probe import check_probe, probe, probe_sgd
 from vit_jax.inference import Inference, sums_of_outputs
+from vit_jax.model import Model
 from vit_jax.tasks import Batch
 from vit_jax.tree import ArrayTree
 
 Evaluator: TypeAlias = Callable[[ArrayTree, Tick, OutputCache], dict[str, float]]
+Step: TypeAlias = Callable[[ArrayTree, Batch], ArrayTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluation whose data are open.
+
+    Attributes:
+        name: its name, the start of its metrics.
+        config: its fields, `config.evals[name]` of the run.
+        program: the functions of the model.
+        batches: the images that are evaluated.
+        train_batches: the images that it learns from; None: it learns from none.
+    """
+
+    name: str
+    config: ConfigDict
+    program: Inference
+    batches: data.EvalBatches
+    train_batches: data.EvalBatches | None = None
+
+
+class TaskSums:
+    """The metrics of the head's task, summed batch by batch. For classification: top-1 and top-5 accuracy, the loss.
+
+    Each method has `step`, which returns the jitted function that is called with each batch; `check`, which raises
+    UserError before an image is read; and `measure`, which takes what an evaluator does, see `make_evaluators`.
+    """
+
+    def step(self, program: Inference) -> Step:
+        """Returns the function whose results are summed."""
+        return program.eval_step
+
+    def check(self, evaluation: Evaluation) -> None:
+        """Accepts whatever `check_labels` does."""
+
+    def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
+        """Returns the mean of each metric over all images with a label, and their number `n`.
+
+        If outputs of the model are not finite, `nonfinite` is the number of images with such outputs. The sums over
+        each batch are added on the host, in float64. Logits in the cache are used; none are added to it.
+
+        Raises:
+            UserError: no image has a label, or an image cannot be read.
+        """
+        task, batches = evaluation.program.task, evaluation.batches
+        step: Step = evaluation.program.eval_step
+        parts: Iterable[Batch] = batches
+        if (known := cache.get(output_key("logits", batches))) is not None:
+            step = jax.jit(lambda _, batch: sums_of_outputs(task, batch["logits"], batch["label"], batch["mask"]))
+            arrays = {"logits": known[0], "label": known[1], "mask": np.ones(len(known[1]), np.float32)}
+            starts = range(0, len(known[1]), batches.batch)
+            parts = ({key: array[i : i + batches.batch] for key, array in arrays.items()} for i in starts)
+        totals = collections.defaultdict[str, float](float)
+        for sums in fetch_late(step(params, batch) for batch in parts):
+            tick()
+            for key, value in sums.items():
+                totals[key] += float(value)
+        n, bad = totals.pop("n"), int(totals.pop("nonfinite"))
+        if not n:
+            raise UserError(f"none of the images of evals.{evaluation.name} has a label; choose another split.")
+        names = sorted(totals, key=lambda key: key == "loss")  # the loss comes after the metrics where larger is better
+        return {key: totals[key] / n for key in names} | ({"nonfinite": bad} if bad else {}) | {"n": int(n)}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadLogits:
+    """Metrics of the logits of all images, which every host computes.
+
+    Attributes:
+        score: (eval_config, source, model, logits, labels) -> metrics.
+        suits: (eval_config, source, model), raises UserError if they do not suit each other.
+    """
+
+    score: Callable[[ConfigDict, Source, Model, np.ndarray, np.ndarray], dict[str, float]]
+    suits: Callable[[ConfigDict, Source, Model], None]
+
+    def step(self, program: Inference) -> Step:
+        """Returns the function of the logits."""
+        return program.logits
+
+    def check(self, evaluation: Evaluation) -> None:
+        """Raises UserError if data, fields and model do not suit each other."""
+        with errors_of(f"in evals.{evaluation.name}"):
+            self.suits(evaluation.config, evaluation.batches.source, evaluation.program.model)
+
+    def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
+        """Returns the metrics of `score`, and `nonfinite` as `TaskSums` does."""
+        program, batches = evaluation.program, evaluation.batches
+        logits, labels = compute_outputs(program, "logits", params, batches, cache, tick)
+        with errors_of(f"in evals.{evaluation.name}"):
+            metrics = self.score(evaluation.config, batches.source, program.model, logits, labels)
+        bad = count_nonfinite(logits)
+        return metrics | ({"nonfinite": bad} if bad else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenFeatures:
+    """Metrics of a classifier that is learnt from frozen features, on the host.
+
+    Attributes:
+        learn: (eval_config, training examples, test examples) -> metrics.
+        suits: (eval_config, number of training examples, width of the features, number of classes), raises UserError if
+            the classifier does not fit into memory; None: it needs little more than the features.
+    """
+
+    learn: Callable[[ConfigDict, Examples, Examples], dict[str, float]]
+    suits: Callable[[ConfigDict, int, int, int], None] | None = None
+
+    def step(self, program: Inference) -> Step:
+        """Returns the function of the features."""
+        return program.features
+
+    def check(self, evaluation: Evaluation) -> None:
+        """Raises UserError if the splits have other classes, or the classifier does not fit into memory.
+
+        Warns if the evaluation is tested on images that it learns from.
+        """
+        assert evaluation.train_batches
+        name, eval_config = evaluation.name, evaluation.config
+        tested, learned = evaluation.batches.source, evaluation.train_batches.source
+        if tested.class_names and learned.class_names and not have_same_classes(tested, learned):
+            raise UserError(
+                f"evals.{name} learns from {eval_config.train_split}, whose classes are other ones than those of "
+                f"{eval_config.split}, or have other numbers; choose two splits with the same classes in the same "
+                "order."
+            )
+        if tested.overlaps(learned):
+            logging.getLogger(__name__).warning(
+                "evals.%s learns from images that it is tested on; choose a split and a train_split without overlap",
+                name,
+            )
+        if self.suits:
+            with errors_of(f"in evals.{name}"):
+                self.suits(eval_config, len(learned), evaluation.program.model.spec.feature_width, learned.num_classes)
+
+    def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
+        """Returns the metrics of `learn`, and the numbers of images `n` and `n_train`.
+
+        Every host computes them. All return those of the first host, so that they agree to the last bit.
+
+        Raises:
+            UserError: the features are not finite, or the examples do not suit the method.
+        """
+        both = evaluation.train_batches, evaluation.batches
+        outputs = [compute_outputs(evaluation.program, "features", params, one, cache, tick) for one in both if one]
+        train, test = (Examples(*one) for one in outputs)
+        tick()
+        with errors_of(f"in evals.{evaluation.name}"):
+            metrics = self.learn(evaluation.config, train, test)
+        metrics |= {"n": len(test.labels), "n_train": len(train.labels)}
+        if jax.process_count() == 1:
+            return metrics
+        values = np.array([*metrics.values()], np.float64).view(np.uint32)  # as devices may lack float64
+        agreed = np.asarray(multihost_utils.broadcast_one_to_all(values)).view(np.float64)
+        return {key: type(value)(one) for (key, value), one in zip(metrics.items(), agreed.tolist(), strict=True)}
+
+
+# Kind of evaluation -> its method; the rest that is known of a kind is its row of `config.EVAL_KINDS`.
+METHODS: Mapping[str, TaskSums | HeadLogits | FrozenFeatures] = {
+    "classify": TaskSums(),
+    "predictions": HeadLogits(score_predictions, check_predictions),
+    "masked_patches": TaskSums(),
+    "fewshot": FrozenFeatures(fewshot),
+    "knn": FrozenFeatures(knn),
+    "probe": FrozenFeatures(probe, check_probe),
+    "probe_sgd": FrozenFeatures(probe_sgd, check_probe),
+}
 
 
 def make_evaluators(
@@ -36,8 +218,11 @@ def make_evaluators(
         config: the configuration of the run.
         program: the functions of the model.
         opened: the sources that are open already, as in `data.eval_batches`.
+
+    Raises:
+        UserError: the data cannot be opened or do not suit the evaluation, or a probe does not fit into memory.
     """
-    return {name: make_evaluator(config, name, program, opened or {}) for name in config.evals}
+    return {name: _make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
 
 def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.OpenSources) -> dict[str, Evaluator]:
@@ -46,79 +231,24 @@ def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Op
     Arguments and result are like those of `make_evaluators`.
     """
     kinds, evaluations = kinds_of_task(program.task.kind), config.evals.items()
-    return {name: make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
+    return {name: _make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
 
 
-def make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.OpenSources) -> Evaluator:
-    """Returns the evaluator of the evaluation `config.evals[name]`; see `make_evaluators`.
-
-    Raises:
-        UserError: the data cannot be opened or does not suit the evaluation, or a probe does not fit into memory.
-    """
+def _make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.OpenSources) -> Evaluator:
+    eval_config = config.evals[name]
     batches = data.eval_batches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
-    eval_config = config.evals[name]
-    if eval_config.kind == "predictions":
-        return lambda params, tick, cache: evaluate_predictions(config, name, program, batches, params, tick, cache)
-    if EVAL_KINDS[eval_config.kind].task:
-        return lambda params, tick, cache: evaluate_head(name, program, batches, params, tick, cache)
-    train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1)
-    own, learned = batches.source, train_batches.source
-    if own.class_names and learned.class_names and not have_same_classes(own, learned):
-        raise UserError(
-            f"evals.{name} learns from {eval_config.train_split}, whose classes are other ones than those of "
-            f"{eval_config.split}, or have other numbers; choose two splits with the same classes in the same order."
-        )
-    if batches.source.overlaps(train_batches.source):
-        logging.getLogger(__name__).warning(
-            "evals.%s learns from images that it is tested on; choose a split and a train_split without overlap",
-            name,
-        )
-    if eval_config.kind in ("probe", "probe_sgd"):
-        settings = len(eval_config.l2 if eval_config.kind == "probe" else eval_config.rates)
-        source, width = train_batches.source, program.model.spec.feature_width
-        with errors_of(f"in evals.{name}"):
-            check_memory(len(source), width, source.num_classes, settings, jax.local_devices()[0])
+    learns = "train_split" in eval_config
+    train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1) if learns else None
+    evaluation = Evaluation(name, eval_config, program, batches, train_batches)
+    method = METHODS[eval_config.kind]
+    method.check(evaluation)
 
     def evaluate(params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
-        parts = [compute_outputs(program, "features", params, one, cache, tick) for one in (train_batches, batches)]
-        tick()
-        with errors_of(f"in evals.{name}"):
-            return evaluate_frozen(config, name, *parts)
+        metrics = method.measure(evaluation, params, tick, cache)
+        return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
     return evaluate
-
-
-def evaluate_head(
-    name: str, program: Inference, batches: data.EvalBatches, params: ArrayTree, tick: Tick, cache: OutputCache
-) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the head's predictions. Logits in the cache are used; none are added to it."""
-    if (known := cache.get(output_key("logits", batches))) is None:
-        return task_metrics.evaluate(program.eval_step, batches, name, params, tick)
-    sums = jax.jit(lambda params, batch: sums_of_outputs(program.task, batch["logits"], batch["label"], batch["mask"]))
-    return task_metrics.evaluate(sums, task_metrics.split_logits(*known, batches.batch), name, params, tick)
-
-
-def evaluate_predictions(
-    config: ConfigDict,
-    name: str,
-    program: Inference,
-    batches: data.EvalBatches,
-    params: ArrayTree,
-    tick: Tick,
-    cache: OutputCache,
-) -> dict[str, float]:
-    """Returns `<name>/<metric>` of the head's predictions for all images. Every host computes the same metrics.
-
-    Raises:
-        UserError: see `predictions.score_predictions`.
-    """
-    logits, labels = compute_outputs(program, "logits", params, batches, cache, tick)
-    with errors_of(f"in evals.{name}"):
-        metrics = score_predictions(config.evals[name], batches.source, program.model, logits, labels)
-    if bad := count_nonfinite(logits):
-        metrics["nonfinite"] = bad
-    return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
 def check_labels(config: ConfigDict, name: str, program: Inference, source: Source) -> None:
@@ -151,15 +281,6 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)
-    with errors_of(f"in evals.{name}"):
-        check_predictions(eval_config, source, program.model)
-
-
-def choose_eval_function(program: Inference, kind: str) -> Callable[[ArrayTree, Batch], ArrayTree]:
-    """Returns the jitted function (params, batch) -> outputs that a kind of evaluation calls with each batch."""
-    if kind == "predictions":
-        return program.logits
-    return program.eval_step if EVAL_KINDS[kind].task else program.features
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
@@ -190,7 +311,7 @@ def check_fits(
         UserError: the devices have too little memory.
     """
     sharding, rows = program.batch_sharding, batch["image"].shape[0]
-    steps = [choose_eval_function(program, eval_config.kind) for eval_config in config.evals.values()]
+    steps = [METHODS[eval_config.kind].step(program) for eval_config in config.evals.values()]
     try:
         zeros = jax.jit(
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(batch)), out_shardings=sharding

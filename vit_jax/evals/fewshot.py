@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int
+from ml_collections import ConfigDict
 
 from vit_jax.evals.labelled_features import Examples, check_examples, measure_scale, permute_classes
 
@@ -29,6 +30,12 @@ class Regression(NamedTuple):
     classes: Int[np.ndarray, " classes"]
     weights: Float64[np.ndarray, "l2 width classes"]
     bias: Float64[np.ndarray, "l2 classes"]
+
+
+def fewshot(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of few-shot regression for each number of shots: mean and standard deviation over seeds."""
+    accuracy = evaluate_fewshot(train, test, eval_config.shots, eval_config.l2, range(eval_config.seeds))
+    return summarize_fewshot(accuracy, eval_config.shots, eval_config.l2)
 
 
 def evaluate_fewshot(

@@ -7,10 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Float64, Int, Int32
+from ml_collections import ConfigDict
 
 from vit_jax.evals.labelled_features import Examples, check_examples
 
 TEST_BLOCK, TRAIN_BLOCK = 1024, 65_536  # rows of a block; the similarities of two blocks take 256 MiB
+
+
+def knn(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of the nearest neighbours' votes for each number of neighbours."""
+    accuracy = evaluate_knn(train, test, eval_config.k, eval_config.temperature)
+    return {f"{count}nn": float(value) for count, value in zip(eval_config.k, accuracy, strict=True)}
 
 
 def evaluate_knn(

@@ -1,4 +1,7 @@
-"""Saves features, predictions or mistakes as .npz files, and the confusion matrix as CSV and as a picture."""
+"""Saves features, predictions or mistakes as .npz files, and the confusion matrix as CSV and as a picture.
+
+The mistakes of a classifier are a small file: how often it confuses which classes, and its most confident errors.
+"""
 
 import importlib.util
 import re
@@ -8,18 +11,25 @@ from typing import Any, BinaryIO
 
 import jax
 import numpy as np
+from jaxtyping import Int64
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, encode_text, user_errors
 from vit_jax.config import EVAL_KINDS
+from vit_jax.data import Preprocessor
+from vit_jax.data.images import resize_pixels
 from vit_jax.data.sources import Source
-from vit_jax.evals.mistakes import find_mistakes
+from vit_jax.evals import scores
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
-from vit_jax.evals.predictions import count_confusion, map_predictions
+from vit_jax.evals.predictions import Predictions, map_predictions
 from vit_jax.inference import Inference
 from vit_jax.model import Model
 from vit_jax.storage import atomic_write
 from vit_jax.tree import ArrayTree
+
+MOST_CLASSES = 2000  # a confusion matrix of more classes is not written whole
+MAX_MISTAKES = 24  # images that are kept
+SIDE = 128  # pixels: the largest side of a kept image
 
 
 def save_outputs(
@@ -36,7 +46,7 @@ def save_outputs(
     The file of features or predictions is an .npz with `names` of the images, `labels`, `class_names` if they are
     known, and `features` (the model's pre_logits) or `logits`, float32, in the order of the data. The file of mistakes
     is an .npz with the arrays of `find_mistakes`, the `step` (-1 if unknown) and the `split`. The confusion matrix is a
-    .csv, see `predictions.count_confusion`, and a .png if matplotlib is installed.
+    .csv, see `count_confusion`, and a .png if matplotlib is installed.
 
     Args:
         what: "features" of all evaluations; "predictions", "confusion" or "mistakes" of classifying evaluations.
@@ -85,7 +95,7 @@ def write_confusion(
 ) -> list[str]:
     """Writes a confusion matrix to `<start>.csv` and, if matplotlib is installed, to `<start>.png`.
 
-    There is no picture of a matrix of more than `predictions.MOST_CLASSES` classes.
+    There is no picture of a matrix of more than `MOST_CLASSES` classes.
 
     Returns:
         The paths of the files.
@@ -102,6 +112,75 @@ def write_confusion(
         figure = plot.confusion(matrix, counted.names)
         written += write_file(f"{start}.png", lambda file: figure.savefig(file, format="png"))
     return written
+
+
+def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"] | None, str]:
+    """Returns the confusion matrix and its text as CSV.
+
+    With more than `MOST_CLASSES` classes the matrix is None, and the CSV lists only the cells that are not 0.
+
+    Raises:
+        UserError: images have several labels.
+    """
+    if counted.labels.ndim > 1:
+        raise UserError("--save=confusion needs data with one label per image.")
+    classes, predicted = counted.logits.shape[1], counted.logits.argmax(axis=1)
+    if classes > MOST_CLASSES:
+        return None, scores.format_cells(predicted, counted.labels, counted.names)
+    matrix = scores.confusion_matrix(predicted, counted.labels, classes)
+    return matrix, scores.format_confusion(matrix, counted.names)
+
+
+def find_mistakes(counted: Predictions, loss: str, source: Source, preprocess: Preprocessor) -> dict[str, np.ndarray]:
+    """Returns the arrays of the file. Images without a label are left out.
+
+    Args:
+        counted: the predictions for all images of the source.
+        loss: the loss of the training, "softmax" or "sigmoid", which turns logits into probabilities.
+        source: the images.
+        preprocess: the preprocessing of the images for the model.
+
+    Returns:
+        Two arrays count all images: `pairs`, whose rows are label, prediction and number of images, and `names`, the
+        names of the classes. The others have one row for each of the (at most 24) wrongly classified images with the
+        highest confidence, in descending order: `images`, the name of the image in the data; `pixels`, uint8
+        [images, height, width, 3], as the model reads the image, scaled down to at most 128 pixels a side; `labels`;
+        `predictions`; and `confidences`, the probability of the prediction.
+
+    Raises:
+        UserError: images have several labels, or an image cannot be read.
+    """
+    logits, labels = counted.logits, counted.labels
+    if labels.ndim > 1:
+        raise UserError("--save=mistakes needs data with one label per image.")
+    predictions, confidences = logits.argmax(axis=1), scores.top_confidences(logits, loss)
+    known = labels >= 0
+    pairs, numbers = np.unique(np.stack([labels, predictions], axis=1)[known], axis=0, return_counts=True)
+    wrong = np.flatnonzero(known & (predictions != labels))
+    wrong = wrong[np.argsort(-confidences[wrong], kind="stable")][:MAX_MISTAKES]
+    shape = (len(wrong), *small_size(*preprocess.shape[:2]), 3)
+    pixels = [read_small(source, preprocess, index) for index in wrong.tolist()]
+    return {
+        "pairs": np.column_stack([pairs, numbers]).astype(np.int32),
+        "names": np.array(counted.names, str),
+        "images": np.array([source.example_name(index) for index in wrong.tolist()], str),
+        "pixels": np.array(pixels, np.uint8).reshape(shape),
+        "labels": labels[wrong],
+        "predictions": predictions[wrong],
+        "confidences": confidences[wrong],
+    }
+
+
+def read_small(source: Source, preprocess: Preprocessor, index: int) -> np.ndarray:
+    """Returns the pixels of an image as the model reads it, scaled down to at most `SIDE` pixels a side."""
+    pixels = np.asarray(preprocess.apply_ops(source[index]["image"], np.random.default_rng(0)))
+    return resize_pixels(pixels, *small_size(*pixels.shape[:2]), "area", antialias=False)
+
+
+def small_size(height: int, width: int) -> tuple[int, int]:
+    """Returns height and width, both divided by the same number if one of them is larger than `SIDE`."""
+    scale = min(1, SIDE / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def write_arrays(path: str, arrays: dict[str, Any]) -> list[str]:

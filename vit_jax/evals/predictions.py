@@ -1,20 +1,27 @@
-"""Scores the head's predictions for all images, on the host: with other labels, other classes, and calibration."""
+"""Scores the head's predictions for all images, on the host: with other labels, other classes, and calibration.
 
+The other labels are ReaL, reassessed labels of ImageNet's validation images (Beyer et al., arXiv 2006.07159): an image
+may have several, any of which counts as correct, or none, and is then left out. `class_maps` has the other classes.
+"""
+
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int, Int32, Int64
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
+from vit_jax import UserError, printable
 from vit_jax.data.sources import Source
 from vit_jax.evals import scores
 from vit_jax.evals.class_maps import model_wnids, read_class_map
-from vit_jax.evals.real import read_real_labels, select_labels
 from vit_jax.model import Model
+from vit_jax.storage import read_json
 
-MOST_CLASSES = 2000  # a confusion matrix of more classes is not written whole
+FILE_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 class Predictions(NamedTuple):
@@ -82,23 +89,6 @@ def check_predictions(eval_config: ConfigDict, source: Source, model: Model) -> 
     map_predictions(eval_config, source, model, logits, np.zeros(0, np.int32))
 
 
-def count_confusion(counted: Predictions) -> tuple[Int64[np.ndarray, "label prediction"] | None, str]:
-    """Returns the confusion matrix and its text as CSV.
-
-    With more than `MOST_CLASSES` classes the matrix is None, and the CSV lists only the cells that are not 0.
-
-    Raises:
-        UserError: images have several labels.
-    """
-    if counted.labels.ndim > 1:
-        raise UserError("--save=confusion needs data with one label per image.")
-    classes, predicted = counted.logits.shape[1], counted.logits.argmax(axis=1)
-    if classes > MOST_CLASSES:
-        return None, scores.format_cells(predicted, counted.labels, counted.names)
-    matrix = scores.confusion_matrix(predicted, counted.labels, classes)
-    return matrix, scores.format_confusion(matrix, counted.names)
-
-
 def map_predictions(
     eval_config: ConfigDict,
     source: Source,
@@ -129,3 +119,49 @@ def map_predictions(
         members = class_map.list_members(labels) if labels.ndim == 1 else None
         return Predictions(class_map.map_logits(logits), labels, class_map.names, members)
     return Predictions(logits, labels, names)
+
+
+def read_real_labels(path: str | os.PathLike) -> Int32[np.ndarray, "images most"]:
+    """Returns the labels of the validation images, in the order of the numbers in their file names, padded with -1.
+
+    Args:
+        path: `real.json`, local or remote, as its authors publish it: a list with the list of labels of each image.
+
+    Raises:
+        UserError: the file cannot be read, or has another form.
+    """
+    lists = read_json(str(path))
+    valid = isinstance(lists, list) and all(
+        isinstance(labels, list) and all(type(label) is int and 0 <= label < 1000 for label in labels)
+        for labels in lists
+    )
+    if not valid or not any(lists):
+        raise UserError(f"{path} holds no ReaL labels: a list of lists of classes from 0 to 999 is expected.")
+    padded: np.ndarray = np.full((len(lists), max(map(len, lists))), -1, np.int32)
+    for row, labels in zip(padded, lists, strict=True):
+        row[: len(labels)] = labels
+    return padded
+
+
+def select_labels(
+    labels: Int32[np.ndarray, "images most"], files: Sequence[str | os.PathLike]
+) -> Int32[np.ndarray, "n most"]:
+    """Returns the labels of the images with these file names, padded with -1.
+
+    Args:
+        labels: the labels of all images; row 0 is `ILSVRC2012_val_00000001.JPEG`.
+        files: names or paths of the images.
+
+    Raises:
+        UserError: a file is not named like that, or its number is greater than the number of rows.
+    """
+    rows = []
+    for file in files:
+        match = FILE_NAME.fullmatch(Path(file).name)
+        if not match or not 1 <= int(match[1]) <= len(labels):
+            raise UserError(
+                f"{printable(Path(file).name, 100)} is not one of the {len(labels):,} images with ReaL labels; they "
+                "are named ILSVRC2012_val_00000001.JPEG and so on."
+            )
+        rows.append(int(match[1]) - 1)
+    return labels[rows]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float32, Float64, Int, Int32, PRNGKeyArray
+from ml_collections import ConfigDict
 
 from vit_jax import UserError
 from vit_jax.evals.labelled_features import Examples, check_examples, measure_scale, permute_classes
@@ -46,6 +47,31 @@ class Probe(NamedTuple):
     accuracy: float
     setting: float
     validation: Float64[np.ndarray, " settings"]
+
+
+def probe(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of logistic regression, and its `l2`.
+
+    The l2 is the one that is best on part of the training examples.
+    """
+    result = evaluate_probe(train, test, fit_logistic, eval_config.l2, eval_config.validation)
+    return {"accuracy": result.accuracy, "l2": result.setting}
+
+
+def probe_sgd(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
+    """Returns the accuracy of a linear classifier trained by SGD, and its learning rate.
+
+    The rate is the one that is best on part of the training examples.
+    """
+    fit = partial(fit_sgd, epochs=eval_config.epochs)
+    result = evaluate_probe(train, test, fit, eval_config.rates, eval_config.validation)
+    return {"accuracy": result.accuracy, "rate": result.setting}
+
+
+def check_probe(eval_config: ConfigDict, count: int, width: int, classes: int) -> None:
+    """Raises the UserError of `check_memory` for the settings that a probe chooses from."""
+    settings = eval_config.l2 if "l2" in eval_config else eval_config.rates
+    check_memory(count, width, classes, len(settings), jax.local_devices()[0])
 
 
 def evaluate_probe(

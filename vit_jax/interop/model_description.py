@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from vit_jax import UserError, models, user_errors
-from vit_jax.config import EXECUTION
+from vit_jax.config import EXECUTION_FIELDS
 from vit_jax.interop import imagenet_classes
 from vit_jax.interop.pytorch import read_json, stated_kind
 from vit_jax.json_text import to_json
@@ -66,7 +66,7 @@ TYPES = get_type_hints(ModelDescription)
 
 def describe_model(model: Model) -> dict[str, Any]:
     """Returns the description of a model as JSON."""
-    fields = {name: value for name, value in model.fields.items() if name not in EXECUTION}
+    fields = {name: value for name, value in model.fields.items() if name not in EXECUTION_FIELDS}
     names = list(model.class_names) if model.class_names else None
     return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss, model.resample))
 

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin
 
 from vit_jax import UserError, choose
-from vit_jax.config import FIELDS, Field
+from vit_jax.config import FIELDS, Field, check_value
 
 MAX_INTEGER = 2**40
 
@@ -45,9 +45,10 @@ def replace_fields(spec: Any, **flat: Any) -> Any:
         **flat: values by flat keyword; None leaves the field unchanged.
 
     Raises:
-        UserError: a field or a word is unknown, a value has another type, or values contradict each other.
+        UserError: a field or a word is unknown, a value has another type or is out of its range, or values contradict
+            each other.
     """
-    known, words = flatten_spec(spec), field_words(spec)
+    known, words, rows = flatten_spec(spec), field_words(spec), field_rows(spec)
     given = {}
     for name, value in flat.items():
         choose("model field", name, known)
@@ -55,6 +56,8 @@ def replace_fields(spec: Any, **flat: Any) -> Any:
             given[name] = _converted(name, value, known[name])
             if name in words:
                 choose(name, given[name], words[name])
+            elif name in rows and name != "resolution":  # of which `image_size` knows more
+                check_value(name, given[name], rows[name])
     return _replaced(spec, given).canonical
 
 

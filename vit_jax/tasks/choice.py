@@ -93,7 +93,7 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
             "their defaults.",
         ),
     )
-    return MaskedPatches(size, target, config.task.corrupted, masked, swapped, config.task.swap_from)
+    return MaskedPatches(size, target, config.task.corrupted, masked, swapped)
 
 
 def task_of_model(model: Model) -> Task:

@@ -205,8 +205,6 @@ class MaskedPatches:
         corrupted: the fraction of the patches that are corrupted.
         masked: the fraction of the corrupted patches whose embedding is replaced by [mask].
         swapped: the fraction of the corrupted patches that get the pixels of another patch. The rest stay as they are.
-        swap_from: where that other patch is. "image": in the same image. "batch": in the image before it in the batch.
-            In an evaluation it is always in the same image, so that the metrics do not depend on the batch.
     """
 
     kind: ClassVar[str] = "masked_patches"
@@ -217,7 +215,6 @@ class MaskedPatches:
     corrupted: float = 0.5
     masked: float = 0.8
     swapped: float = 0.1
-    swap_from: str = "image"
 
     @property
     def head(self) -> dict[str, Any]:
@@ -231,13 +228,12 @@ class MaskedPatches:
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, PatchTargets]:
         """Returns inputs (corrupted images, which patches are masked) and targets (`PatchTargets` of the originals)."""
         images = batch["image"]
-        swaps = jnp.roll(images, 1, axis=0) if self.swap_from == "batch" else images
-        return self._examples(jax.random.split(key, len(images)), images, swaps)
+        return self._examples(jax.random.split(key, len(images)), images)
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, PatchTargets]:
         """Returns inputs and targets as `train_examples` does; the corruption depends on each image's pixels alone."""
         images = batch["image"]
-        return self._examples(keys_of_images(self._levels(images)), images, images)
+        return self._examples(keys_of_images(self._levels(images)), images)
 
     def losses(self, outputs: Float[Array, "batch patches outputs"], targets: PatchTargets) -> Float[Array, " batch"]:
         """Returns the mean loss of the corrupted patches of each image."""
@@ -279,15 +275,10 @@ class MaskedPatches:
         """Returns the patches of images in [-1, 1] with the whole numbers, 0 to 255, that their pixels once were."""
         return jnp.rint((cut_patches(images, self.patch_size) + 1) * (WHITE / 2)).astype(jnp.int32)
 
-    def _examples(
-        self,
-        keys: Keys,
-        images: Float[Array, "batch height width 3"],
-        swaps: Float[Array, "batch height width 3"],
-    ) -> tuple[Inputs, PatchTargets]:
-        own, others = (cut_patches(x, self.patch_size) for x in (images, swaps))
+    def _examples(self, keys: Keys, images: Float[Array, "batch height width 3"]) -> tuple[Inputs, PatchTargets]:
+        own = cut_patches(images, self.patch_size)
         drawn: Corruption = draw_corruption(keys, own.shape[1], self.corrupted, self.masked, self.swapped)
-        moved = jnp.take_along_axis(others, drawn.source[..., None, None, None], axis=1)
+        moved = jnp.take_along_axis(own, drawn.source[..., None, None, None], axis=1)
         is_swapped = drawn.source != jnp.arange(own.shape[1])
         given = jnp.where(is_swapped[..., None, None, None], moved, own)
         inputs = {"images": join_patches(given, images.shape[1]), "masked": drawn.masked}

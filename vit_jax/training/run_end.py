@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, evals
 from vit_jax.analysis import PAGE, make_page
+from vit_jax.config import EVAL_KINDS
 from vit_jax.distributed import Supervisor
 from vit_jax.inference import Inference
 from vit_jax.monitoring import Category, MetricWriter, read_run, write_page
@@ -46,7 +47,7 @@ def report_end(
 
 def _write_report(config: ConfigDict, program: Inference, workdir: Workdir, params: ArrayTree) -> list[str]:
     lines = []
-    if jax.process_count() == 1 and any(each.kind in ("classify", "predictions") for each in config.evals.values()):
+    if jax.process_count() == 1 and any(EVAL_KINDS[each.kind].task == "classify" for each in config.evals.values()):
         work = functools.partial(evals.save_outputs, "mistakes", workdir.path, config, program, params, {})
         lines += run_or_describe_failure("the report has no mistakes", lambda: work(config.total_steps))
     if jax.process_index() == 0:

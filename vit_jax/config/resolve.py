@@ -1,4 +1,4 @@
-"""Durations: given in steps or in epochs, resolved to steps."""
+"""What a configuration leaves open: durations in epochs become steps, unset fields of the optimizer its values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.config.field_names import rename_fields
-from vit_jax.config.optimizers import set_optimizer_fields
+from vit_jax.config.base import rename_fields
+from vit_jax.config.fields import OPTIMIZERS
 
 MOST_STEPS = 2**31 - 1  # the state counts them in an int32
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # in steps; `epochs_field` names the same field in epochs
@@ -87,6 +87,13 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
         ),
     )
     return config.lock()
+
+
+def set_optimizer_fields(optim: ConfigDict) -> None:
+    """Sets the unset fields of the chosen optimizer to the values in `OPTIMIZERS`, in place."""
+    for field, value in OPTIMIZERS[optim.name].items():
+        if optim[field] is None:
+            optim[field] = value
 
 
 def epochs_field(name: str) -> str:
