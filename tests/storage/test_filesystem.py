@@ -22,9 +22,9 @@ import vit_jax
 from vit_jax import NoAnswer, UserError, data
 from vit_jax.analysis import notebook
 from vit_jax.checkpoint import manager
-from vit_jax.checkpoint.checkpoint_errors import storage_errors
-from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
-from vit_jax.checkpoint.orbax_io import OrbaxWriter
+from vit_jax.checkpoint.integrity import FINISHED, storage_errors
+from vit_jax.checkpoint.retention import UNNAMED, Retention
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import parse_command_line
 from vit_jax.data.sources import kinds
 from vit_jax.evals import loaded_model
@@ -454,21 +454,20 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
             store.pipe(f"memory://b/checkpoints/{name}", b"")
 
     there(f"1/{FINISHED}", f"2/{FINISHED}", "3/state/x", "4/state/x")
-    ours = StagedDirectory("memory://b/checkpoints", tmp_path)
+    ours, stage = CheckpointStore("memory://b", tmp_path), tmp_path / "checkpoints"
     there(f"4/{FINISHED}", f"7/{FINISHED}", "8/state/x")  # another process goes on writing
-    (tmp_path / "1" / FINISHED).unlink()
-    (tmp_path / "1").rmdir()
-    (tmp_path / "5").mkdir()
-    (tmp_path / "5" / FINISHED).touch()
-    ours.publish()
+    (stage / "1" / FINISHED).unlink()
+    (stage / "1").rmdir()
+    (stage / "5").mkdir()
+    (stage / "5" / FINISHED).touch()
+    ours.open(Retention(2, 0, UNNAMED))
+    ours.finish()
     assert sorted({name.split("/")[1] for name in filesystem.list_files("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
 def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
-    staged = StagedDirectory("memory://b/checkpoints", tmp_path)
-    monkeypatch.setattr(manager, "open_directory", lambda workdir, staging: staged)
-    monkeypatch.setattr(OrbaxWriter, "save", raising(OSError(28, "No space left on device")))
-    checkpoints = manager.Checkpoints(configured("digits"), "s3://b", tmp_path)
+    monkeypatch.setattr(CheckpointStore, "save", raising(OSError(28, "No space left on device")))
+    checkpoints = manager.Checkpoints(configured("digits"), "memory://b", tmp_path)
     with pytest.raises(UserError, match=r"the checkpoints in memory://b/checkpoints cannot be written: .*No space"):
         checkpoints.save({}, 1, {})
     checkpoints.close()

@@ -27,7 +27,7 @@ from tests.faults.table import SPLIT, fill
 from tests.storage import fake_gcs
 from tests.training.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, describe, evaluate, pack, predict, sweep, train, tree
-from vit_jax.checkpoint import directory, local_workdir, manager
+from vit_jax.checkpoint import local_workdir, manager, store
 from vit_jax.config import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
@@ -51,7 +51,7 @@ WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in (
 
 def finished(workdir):
     """The steps of the finished checkpoints, the oldest first."""
-    return sorted(directory.open_directory(workdir).list_steps())
+    return sorted(store.CheckpointStore(workdir).list_steps())
 
 
 @pytest.fixture(scope="module")
@@ -446,9 +446,9 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
 
 
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
-    monkeypatch.setattr(directory.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(store.jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="can be used by one host only; for a run on several hosts, use gs://BUCKET"):
-        directory.open_directory("s3://bkt/hosts", tmp_path)
+        store.CheckpointStore("s3://bkt/hosts", tmp_path)
 
 
 @pytest.mark.slow

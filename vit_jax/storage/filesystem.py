@@ -241,23 +241,29 @@ def upload(path: str | Path, remote: str) -> None:
     )
 
 
-def move_folder(folder: str, names: list[str], target: str) -> None:
-    """Moves files of a remote folder, named relative to it, to another folder of the same store.
+def move_folder(folder: str, target: str, removed_first: str = "") -> None:
+    """Renames a folder, local or remote; `target` is the new path on the same disk or store.
 
-    All files are copied before any is removed. The first of `names` is removed before the others.
+    On a store all files are copied before any is removed, and the file with the name `removed_first` is removed before
+    the others.
 
     Raises:
-        UserError: a file cannot be copied or removed.
+        UserError: the folder cannot be renamed, or a file cannot be copied or removed.
     """
+    if not is_remote(folder):
+        with user_errors(f"cannot rename {folder}"):
+            Path(folder).rename(target)
+        return
 
     def copy(name: str) -> None:
         new = join_path(target, name)
         _call_store("move", join_path(folder, name), lambda store, key, _: store.cp_file(key, _key(store, new)))
 
+    names = list_files(folder)
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(copy, names))
-    remove_files(folder, names[:1])
-    remove_files(folder, names[1:])
+    for is_first in (True, False):
+        remove_files(folder, [name for name in names if (name == removed_first) == is_first])
 
 
 def remove_files(folder: str, names: list[str]) -> None:

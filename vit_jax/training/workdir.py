@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, without_queries
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
-from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
+from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray, run_on_all
 from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
@@ -64,7 +65,7 @@ class Workdir:
         self._history: History | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
-        self._config, self._program, self._teacher = config, program, teacher
+        self._config, self._program, self._teacher, self._coordinator = config, program, teacher, coordinator
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
@@ -122,13 +123,17 @@ class Workdir:
             UserError: the checkpoint is of other data or another teacher, or beyond the end of the run; all checkpoints
                 are damaged or cannot be read; or no checkpoint can be written.
         """
-        program = self._program
-        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
+        program, restored = self._program, None
+        for manifest in self._checkpoints.candidates():
+            # On every host, before a state is read that may be of another program.
+            warnings = run_on_all(self._coordinator, "the manifest", partial(self._check_manifest, manifest))[0]
+            if restored := self._checkpoints.restore(manifest, program.state, program.state_shardings):
+                break
         with self._writing():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
-            self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
+            self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
             self._about["model"]["resample"] = restored.about.get("model", {}).get("resample", "linear")
             self._about |= {key: restored.about[key] for key in stored if key in restored.about}
