@@ -12,7 +12,7 @@ import pytest
 
 from launch.local import process_environments
 from tests.conftest import ROOT
-from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.distributed.test_coordination import everywhere, make_groups
 from tests.faults.hosts import single
 from tests.hardware.helpers import TINY, make_bench
 from vit_jax import UserError, cli, measure
@@ -98,7 +98,7 @@ def test_hosts_write_one_record_of_the_slowest(monkeypatch):
     fake_sections(monkeypatch, products=of_host)
 
     def host(group):
-        *_, record = measure.measure(make_bench(coordinator=OnGroup(group)), MachineRecord("x", {}), 10.0, None)
+        *_, record = measure.measure(make_bench(coordinator=group), MachineRecord("x", {}), 10.0, None)
         return record.sections["products"].rows
 
     found = everywhere([lambda group=group: host(group) for group in make_groups(3)])

@@ -27,8 +27,8 @@ from vit_jax.checkpoint.manager import BackgroundTasks, Checkpoints
 from vit_jax.checkpoint.reader import find_checkpoint, latest_step
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config
-from vit_jax.distributed import GatheredArray, SingleHost
 from vit_jax.storage import filesystem
+from vit_jax.training.workdir import GatheredArray
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_only_what_looks_finished_counts(saved):
     assert not is_checkpoint(saved / "checkpoints" / "8")
 
 
-class TwoHosts(SingleHost):
+class TwoHosts:
     """The first of two hosts; `answer` gives what the other one says, from the topic and what this one says."""
 
     hosts = 2
@@ -329,12 +329,11 @@ from configs import smoke
 from vit_jax import UserError
 from vit_jax.checkpoint import Checkpoints, store
 from vit_jax.checkpoint.fingerprint import fingerprints
-from vit_jax.distributed import SingleHost
 
 client, calls = jax._src.distributed.global_state.client, iter(range(100))
 
 
-class Hosts(SingleHost):
+class Hosts:
     host, hosts = rank, 2
 
     def all_gather(self, topic, value=None):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import kernels, predict, program
 from vit_jax.execution import AttentionSizes, attention_kinds, attention_sizes, comparison
 from vit_jax.kernel_trials import correctness
@@ -100,7 +100,7 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
         folders.path = tmp_path / str(group.host)
         folders.path.mkdir()
         answer = RIGHT | ({"the result": 1.0} if group.host == 2 else {})
-        return check_kernels(fused(), CHIP, 1, OnGroup(group), {"attention": Measure(answer)}).field("attention")
+        return check_kernels(fused(), CHIP, 1, group, {"attention": Measure(answer)}).field("attention")
 
     assert everywhere([lambda group=group: choose(group) for group in make_groups(4)]) == ["tokens_first"] * 4
 

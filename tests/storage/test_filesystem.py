@@ -30,7 +30,7 @@ from vit_jax.data.sources import kinds
 from vit_jax.evals import loaded_model
 from vit_jax.interop import layout_table
 from vit_jax.monitoring import find_runs
-from vit_jax.storage import cache, file_names, filesystem, mirror, timeout
+from vit_jax.storage import cache, file_names, filesystem, run_files, timeout
 
 
 @pytest.fixture(autouse=True)
@@ -365,22 +365,22 @@ def test_progress_prolongs_the_limit(monkeypatch):
 @pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
-        mirror.check_workdir(place)
+        run_files.check_workdir(place)
 
 
 def test_checkpoints_are_in_paths_that_are_utf8(tmp_path, monkeypatch):
-    assert mirror.check_workdir("é") == "é"
+    assert run_files.check_workdir("é") == "é"
     with pytest.raises(UserError, match="choose another folder"):
-        mirror.check_workdir(os.fsdecode(b"run\xe9"))
+        run_files.check_workdir(os.fsdecode(b"run\xe9"))
     (tmp_path / os.fsdecode(b"\xe9")).mkdir()
     monkeypatch.chdir(tmp_path / os.fsdecode(b"\xe9"))
     with pytest.raises(UserError, match="choose another folder"):
-        mirror.check_workdir("run")
+        run_files.check_workdir("run")
 
 
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     bucket(train_log=b"said")
-    first = mirror.open_mirror("memory://b", ("train.log",))
+    first = run_files.RunFiles("memory://b", ("train.log",))
     assert (first.path / "train.log").read_bytes() == b"said"
     with pytest.raises(BlockingIOError), locked_elsewhere(first.path, fcntl.LOCK_EX):
         pass
@@ -388,16 +388,16 @@ def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     assert not first.path.exists()
     words = "another process on this machine already writes to memory://b"
     with locked_elsewhere(first.path, fcntl.LOCK_EX), pytest.raises(UserError, match=words):
-        mirror.open_mirror("memory://b", ())
+        run_files.RunFiles("memory://b", ())
     monkeypatch.setattr(filesystem, "download", raising(UserError("no")))
     with pytest.raises(UserError, match="no"):
-        mirror.open_mirror("memory://b", ())
-    with locked_elsewhere(first.path, fcntl.LOCK_EX):  # a mirror that could not be opened does not keep others out
+        run_files.RunFiles("memory://b", ())
+    with locked_elsewhere(first.path, fcntl.LOCK_EX):  # files that could not be opened does not keep others out
         pass
 
 
 def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
-    run, sent = mirror.open_mirror("memory://b", ()), []
+    run, sent = run_files.RunFiles("memory://b", ()), []
     monkeypatch.setattr(filesystem, "upload", lambda path, remote: sent.append(remote.removeprefix("memory://b/")))
     for name in ("model.npz", "z.txt", "model.json", "a/b.txt", "checkpoints/1/x", "x.partial"):
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -411,7 +411,7 @@ def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
 
 
 def test_a_folder_that_orbax_removes_meanwhile_costs_no_upload(bucket, monkeypatch):
-    run, listed = mirror.open_mirror("memory://b", ()), os.scandir
+    run, listed = run_files.RunFiles("memory://b", ()), os.scandir
     (run.path / "checkpoints" / "2.tmp" / "d").mkdir(parents=True)
     (run.path / "train.log").touch()
 
@@ -428,8 +428,8 @@ def test_a_folder_that_orbax_removes_meanwhile_costs_no_upload(bucket, monkeypat
 
 
 def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
-    run, sent = mirror.open_mirror("memory://b", ()), []
-    monkeypatch.setattr(mirror, "UPLOAD_INTERVAL", 0)
+    run, sent = run_files.RunFiles("memory://b", ()), []
+    monkeypatch.setattr(run_files, "UPLOAD_INTERVAL", 0)
 
     def upload(path, remote):
         sent.append(remote)
@@ -585,7 +585,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch)
         cache.root()
     write = functools.partial(layout_table.choose_target, layout=None)
     for use in (
-        mirror.check_workdir,
+        run_files.check_workdir,
         filesystem.absolute_path,
         vit_jax.load,
         notebook.upload,
@@ -602,7 +602,7 @@ def test_a_name_that_is_too_long_is_a_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     open_run = functools.partial(loaded_model.open_run, best=False, fsdp=1, source=None)
     recipe = ["main", f"--config={name}.py"]
-    uses = [mirror.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
+    uses = [run_files.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
     uses += [functools.partial(layout_table.choose_target, layout=None), lambda _: parse_command_line(recipe)]
     for use in uses:
         with pytest.raises(UserError, match=r"names of at most 255 bytes, but .*\.\.\. has \d+\.$"):

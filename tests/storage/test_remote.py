@@ -31,7 +31,7 @@ from vit_jax.checkpoint import local_workdir, manager, store
 from vit_jax.config import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
-from vit_jax.storage import filesystem, mirror, timeout
+from vit_jax.storage import filesystem, run_files, timeout
 
 pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
 
@@ -390,7 +390,7 @@ def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monk
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no permission"):
         failing(patch, filesystem, "upload", UserError("no permission."), call=3)
         train.train(quick, "s3://bkt/refused")
-    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{mirror.owner_of('s3://bkt/refused')}.lock")
+    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{run_files.owner_of('s3://bkt/refused')}.lock")
     deadline = time.monotonic() + 20
     with lock.open("a") as file:
         while True:

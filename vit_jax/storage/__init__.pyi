@@ -8,11 +8,11 @@ from .home import expand_home as expand_home
 from .hub_revision import pin_revision as pin_revision
 from .hub_revision import unpin_revision as unpin_revision
 from .json_file import read_json as read_json
-from .mirror import check_init_from as check_init_from
-from .mirror import check_utf8 as check_utf8
-from .mirror import check_workdir as check_workdir
-from .mirror import open_mirror as open_mirror
 from .remote_version import Version as Version
+from .run_files import RunFiles as RunFiles
+from .run_files import check_init_from as check_init_from
+from .run_files import check_utf8 as check_utf8
+from .run_files import check_workdir as check_workdir
 from .timeout import TIMEOUT as TIMEOUT
 from .timeout import Progress as Progress
 from .timeout import call_with_timeout as call_with_timeout

@@ -9,16 +9,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, without_queries
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
-from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray, run_on_all
+from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
 from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
-from vit_jax.storage import check_init_from, check_workdir, open_mirror
+from vit_jax.storage import RunFiles, check_init_from, check_workdir
 from vit_jax.training import run_summary
 from vit_jax.training.initial_weights import load_init
 from vit_jax.training.teacher import Teacher, check_teacher
@@ -59,8 +61,8 @@ class Workdir:
         self.location = location = check_workdir(folder)
         check_init_from(config.init_from, location)
         first = jax.process_index() == 0
-        self._mirror = open_mirror(location, ("config.json", *(LOGS if first else ())))
-        self.path = self._mirror.path
+        self._files = RunFiles(location, ("config.json", *(LOGS if first else ())))
+        self.path = self._files.path
         self._log: MetricWriter | None = None
         self._history: History | None = None
         self._warnings: list[str] = []
@@ -73,13 +75,13 @@ class Workdir:
         self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
         self._about |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
-            undone.callback(self._mirror.close)
+            undone.callback(self._files.close)
             saved = self.path / "config.json"
             before = load_config(saved) if saved.exists() else None
             named = before is not None and have_same_measure(before, config)
             self._checkpoints = Checkpoints(config, location, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
-            self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
+            self._has_model = first and self._files.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
@@ -167,7 +169,7 @@ class Workdir:
             config.total_steps,
             config.batch,
             config.data.num_classes,
-            self._mirror.push,
+            self._files.push,
             watch,
             self._open_wandb(),
         )
@@ -204,7 +206,7 @@ class Workdir:
             with user_errors(f"cannot write to the workdir {self.location}"):
                 save_config(self._config, self.path / "config.json")
         with self._writing():
-            self._mirror.flush()  # a store that refuses is reported before the first step
+            self._files.flush()  # a store that refuses is reported before the first step
 
     def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
         return 0 < self.start == self._config.total_steps
@@ -236,7 +238,7 @@ class Workdir:
         if self._log:
             self._log.flush()
         with self._writing():
-            self._mirror.flush()
+            self._files.flush()
 
     def poll(self) -> None:
         """Checks, without waiting, the checkpoint that is being written.
@@ -253,7 +255,7 @@ class Workdir:
             adapters = interop.ADAPTER_FILES if self._config.adapt.rank else ()
             for name in (interop.MODEL_FILE, *adapters):
                 try:
-                    self._mirror.unlink(name)  # of a shorter run
+                    self._files.unlink(name)  # of a shorter run
                 except UserError as error:
                     logging.getLogger(__name__).warning("could not delete the older %s: %s", name, error)
 
@@ -289,7 +291,7 @@ class Workdir:
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
         self.ledger.complete()
         with self._writing():
-            self._mirror.flush()
+            self._files.flush()
         return f"{self.location}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
@@ -302,13 +304,13 @@ class Workdir:
             if self._log:
                 self.ledger.close()
             with self._writing():
-                # The mirror comes first: it notices quickly that the store does not answer, while Orbax tries for long.
-                self._mirror.flush(is_final=True)
+                # First: they notice quickly that the store does not answer, while Orbax tries for long.
+                self._files.flush(is_final=True)
                 self._checkpoints.close()
         except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
-            self._checkpoints.abandon(self._mirror.close)
+            self._checkpoints.abandon(self._files.close)
             raise
-        self._mirror.close()
+        self._files.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -324,6 +326,29 @@ class Workdir:
         except UserError as error:
             self._failed = error
             raise
+
+
+class GatheredArray:
+    """A sharded array that is gathered when it is converted to NumPy, and not kept afterwards.
+
+    Attributes:
+        shape: the shape of the whole array.
+        dtype: the dtype of the array.
+    """
+
+    def __init__(self, array: jax.Array):
+        """Takes an array with any sharding."""
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Gathers the array. All processes must convert the same arrays in the same order."""
+        sharding = self._array.sharding
+        if self._array.is_fully_addressable:  # then one device suffices
+            first = min(sharding.device_set, key=lambda device: device.id)
+            whole = jax.device_put(self._array, SingleDeviceSharding(first))
+        else:
+            whole = jax.jit(lambda array: array, out_shardings=NamedSharding(sharding.mesh, P()))(self._array)
+        return np.asarray(whole, dtype)  # the gathered copy is freed together with the result
 
 
 def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:
