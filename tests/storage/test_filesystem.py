@@ -30,7 +30,7 @@ from vit_jax.data.sources import kinds
 from vit_jax.evals import loaded_model
 from vit_jax.interop import layout_table
 from vit_jax.monitoring import find_runs
-from vit_jax.storage import cache, file_names, filesystem, run_files, timeout
+from vit_jax.storage import cache, filesystem, paths, run_files, stores
 
 
 @pytest.fixture(autouse=True)
@@ -278,7 +278,7 @@ def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, mon
 
 def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
     bucket(x=b"123")
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.2)
+    monkeypatch.setattr(stores, "TIMEOUT", 0.2)
     short = lambda store, key, path, callback: Path(path).write_bytes(b"1")  # noqa: E731
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", short)
     with pytest.raises(UserError, match=r"cannot read memory://b/x: only 1 of its 3 bytes came \(for 0 s\)"):
@@ -341,7 +341,7 @@ def test_a_missing_package_is_named(monkeypatch, kind, package):
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.5)
+    monkeypatch.setattr(stores, "TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with pytest.raises(UserError, match=r"did not answer within 0\.5 s"):
@@ -351,7 +351,7 @@ def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_progress_prolongs_the_limit(monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 1.0)
 
     def slow(progress):  # longer than the limit, which is ten times the time between two reports, for busy machines
         for _ in range(12):
@@ -359,7 +359,7 @@ def test_progress_prolongs_the_limit(monkeypatch):
             progress.relative_update(1)
         return "done"
 
-    assert timeout.call_with_timeout("it", slow) == "done"
+    assert stores.call_with_timeout("it", slow) == "done"
 
 
 @pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
@@ -608,7 +608,7 @@ def test_a_name_that_is_too_long_is_a_sentence(name, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=r"names of at most 255 bytes, but .*\.\.\. has \d+\.$"):
             use(name)
     for path in (f"{name[:-2]}/{name[:-2]}", f"https://host/{name}", f"gs://bucket/{name}"):
-        file_names.check_names(path)
-    assert file_names.short_name("a,b=1") == "a,b=1"
-    made = [file_names.short_name(f"{name}{end}") for end in ("", "b")]
+        paths.check_names(path)
+    assert paths.short_name("a,b=1") == "a,b=1"
+    made = [paths.short_name(f"{name}{end}") for end in ("", "b")]
     assert made[0] != made[1] and all(len(one.encode()) < 225 for one in made)

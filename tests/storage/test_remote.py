@@ -31,7 +31,7 @@ from vit_jax.checkpoint import local_workdir, manager, store
 from vit_jax.config import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
-from vit_jax.storage import filesystem, run_files, timeout
+from vit_jax.storage import filesystem, run_files, stores
 
 pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
 
@@ -308,7 +308,7 @@ def test_a_bucket_that_is_not_there_is_told_before_the_first_step(servers, quick
 
 def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick, monkeypatch):
     quick.mesh.data = 8
-    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         forget_stores()
@@ -346,7 +346,7 @@ def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
 
     name = "_call_s3" if kind == "s3" else "_call"
     monkeypatch.setattr(store, name, slowed(getattr(store, name)))
-    monkeypatch.setattr(timeout, "TIMEOUT", 2.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 2.0)
     filesystem.upload(tmp_path / "x", f"{kind}://bkt/slow/x")
     assert parts == [2**23] * 3 and filesystem.read_bytes(f"{kind}://bkt/slow/x") == content
 
@@ -357,7 +357,7 @@ def test_s3_is_read_as_a_stream(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "default_block_size", 2**10)  # else 50 MB, of which each part tells when it is whole
     in_parts = "_download_file_part_concurrent"  # versions before 2026 do not have it
     monkeypatch.setattr(store, in_parts, lambda *args, **kwargs: pytest.fail("in parts"), raising=False)
-    monkeypatch.setattr(timeout.Progress, "call", lambda *args, **kwargs: told.append(1))
+    monkeypatch.setattr(stores.Progress, "call", lambda *args, **kwargs: told.append(1))
     filesystem.download("s3://bkt/stream", ["x"], tmp_path)
     assert (tmp_path / "x").read_bytes() == Path(__file__).read_bytes() and told
 

@@ -16,7 +16,7 @@ import jax
 from vit_jax import NoAnswer, UserError, encode_text
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
-from vit_jax.storage.home import expand_home
+from vit_jax.storage.paths import expand_home
 
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
