@@ -1,5 +1,6 @@
 from . import cache as cache
 from . import filesystem as filesystem
+from . import memo as memo
 from . import versions as versions
 from .atomic import atomic_write as atomic_write
 from .filesystem import Version as Version
