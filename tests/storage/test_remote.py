@@ -194,7 +194,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
     run = f"{BUCKETS[kind]}/run"
     found = filesystem.list_files(run)
     top = {name for name in found if "/" not in name}
-    assert {"config.json", "metrics.jsonl", "train.log", "ledger.json", "model.npz", "model.json"} <= top
+    assert {"config.json", "metrics.jsonl", "train.log", "processes.json", "model.npz", "model.json"} <= top
     assert sum("tfevents" in name for name in top) == 2
     assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} == {"10", "20"}
     assert finished(run) == [10, 20]

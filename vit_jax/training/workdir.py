@@ -17,7 +17,7 @@ from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, w
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
-from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
+from vit_jax.monitoring import PROCESS_FILES, Ledger, MetricsCallback, MetricWriter, ProcessFile, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
 from vit_jax.storage import RunFiles, check_init_from, check_workdir
@@ -25,7 +25,7 @@ from vit_jax.training import run_summary
 from vit_jax.training.initial_weights import load_init
 from vit_jax.training.teacher import Teacher, check_teacher
 
-LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # files that a resumed run continues
+LOGS = ("metrics.jsonl", "train.log", *PROCESS_FILES)  # files that a resumed run continues
 
 
 class Workdir:
@@ -38,10 +38,10 @@ class Workdir:
         path: the folder itself or, for a remote one, a local folder whose files are uploaded.
         start: the number of steps that the run had made when this process opened it.
         evaluated: whether the state after `start` was evaluated; True at 0.
-        ledger: the record of how the run spends its time; set by `open_log`.
+        processes: the record of the processes and of how they spend their time; set by `open_log`.
     """
 
-    ledger: LedgerFile
+    processes: ProcessFile
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Workdir:
         self._files = RunFiles(location, ("config.json", *(LOGS if first else ())))
         self.path = self._files.path
         self._log: MetricWriter | None = None
-        self._history: History | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
         self._config, self._program, self._teacher, self._coordinator = config, program, teacher, coordinator
@@ -173,13 +172,11 @@ class Workdir:
             watch,
             self._open_wandb(),
         )
-        self.ledger = LedgerFile(self.path, self.start, config.total_steps, ledger)
+        devices = self._program.mesh.devices.flatten().tolist()
+        teacher_macs = self._teacher.macs_per_image if self._teacher else 0
+        self.processes = ProcessFile(self.path, self.start, config.total_steps, ledger, devices, teacher_macs)
         lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.location}", origin]
         log.write_text("\n".join(lines))
-        if jax.process_index() == 0:
-            devices = self._program.mesh.devices.flatten().tolist()
-            teacher_macs = self._teacher.macs_per_image if self._teacher else 0
-            self._history = History(self.path, self.start, devices, teacher_macs)
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
@@ -218,9 +215,7 @@ class Workdir:
             UserError: the disk or the store refuses this checkpoint or refused the previous one, or does not answer.
             NonFiniteLoss: the state is not finite. No checkpoint is written then.
         """
-        if self._history:
-            self._history.write(step)
-        self.ledger.count_save()
+        self.processes.count_save(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
             self._checkpoints.save(state, step, self._about)
@@ -277,8 +272,7 @@ class Workdir:
         self.wait()
         model = interop.restore_model(self._about["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
-        if self._history:
-            self._history.write(self._config.total_steps)
+        self.processes.note_state(self._config.total_steps)
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, model, weights)
         else:
@@ -289,7 +283,7 @@ class Workdir:
             if jax.process_index() == 0:
                 start = self._about.get("start", {})
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
-        self.ledger.complete()
+        self.processes.complete()
         with self._writing():
             self._files.flush()
         return f"{self.location}/{interop.MODEL_FILE}"
@@ -302,7 +296,7 @@ class Workdir:
         """
         try:
             if self._log:
-                self.ledger.close()
+                self.processes.close()
             with self._writing():
                 # First: they notice quickly that the store does not answer, while Orbax tries for long.
                 self._files.flush(is_final=True)
