@@ -1,8 +1,8 @@
 """The processes that trained a run: with what, how far, and in which time. `processes.json` has a row for each.
 
-A row is written with every save and every five seconds. It says both what was done when it was written, and what was
-done at the last save. Earlier versions wrote the two in files of their own, which are read as before: `history.json`
-has the processes by saves, `ledger.json` by time.
+A row is written with every save and every five seconds. Its entry `saved` is of the last save, the others are of the
+moment of writing. Earlier versions wrote the two into files of their own, which are read as before: `history.json` has
+the processes by saves, `ledger.json` by time.
 """
 
 import contextlib
@@ -30,8 +30,7 @@ from vit_jax.tree import ArrayTree
 
 PROCESSES, HISTORY, LEDGER = "processes.json", "history.json", "ledger.json"
 PROCESS_FILES = (PROCESSES, HISTORY, LEDGER)  # the last two are of earlier versions
-IN_SAVES = ("last", "seconds", "peak_bytes")  # the fields of a process that tell of its last save
-OF_A_SAVE = {"last", "seconds", "hardware"}  # the fields that every process with a save has
+EVERY = {"first", "last", "seconds", "hardware"}  # the keys of every process that saved a state
 CLOCK_SET = 1.6e9  # in 2020: an earlier time is that of a machine whose clock was not set yet
 INTERVAL = 5.0  # seconds between two writes: a start that is killed has less unwritten
 PACKAGE = Path(__file__).parents[1]
@@ -103,29 +102,20 @@ def read_processes(texts: Mapping[str, bytes], folder: str) -> Processes:
 def _rows(texts: Mapping[str, bytes], folder: str) -> list[Row]:
     """Returns the rows of a run; for a run of an earlier version, those that this version writes when it goes on."""
     if PROCESSES in texts:
-        return _parse(texts[PROCESSES], f"{folder}/{PROCESSES}", _is_row)
-    saved = _parse(texts.get(HISTORY, b"[]"), f"{folder}/{HISTORY}", lambda row: row.keys() >= {"first", *OF_A_SAVE})
+        return _parse(texts[PROCESSES], f"{folder}/{PROCESSES}")
     timed: Any = None
     with contextlib.suppress(ValueError, RecursionError):
-        timed = json.loads(texts.get(LEDGER, b"[]"))
-    timed = [row for row in timed if isinstance(row, dict)] if isinstance(timed, list) else []
-    return [*map(_row_of_saves, saved), *timed]
+        timed = json.loads(texts.get(LEDGER, b""))
+    rows = [row for row in timed if isinstance(row, dict)] if isinstance(timed, list) else []
+    return [*_parse(texts.get(HISTORY, b"[]"), f"{folder}/{HISTORY}", by_saves=True), *rows]
 
 
-def _row_of_saves(process: dict[str, Any]) -> Row:
-    row = {name: value for name, value in process.items() if name not in IN_SAVES}
-    return row | {"saved": {name: process[name] for name in IN_SAVES if name in process}}
-
-
-def _is_row(row: Row) -> bool:
-    return "saved" not in row or (row | row["saved"]).keys() >= {"first", *OF_A_SAVE}
-
-
-def _parse(text: bytes, path: str, is_valid: Callable[[Row], bool]) -> list[Row]:
+def _parse(text: bytes, path: str, by_saves: bool = False) -> list[Row]:
     try:
-        rows = json.loads(text)
-        valid = isinstance(rows, list) and all(isinstance(row, dict) and is_valid(row) for row in rows)
-    except (ValueError, TypeError, RecursionError):
+        processes = json.loads(text)
+        rows = [{"saved": process} if by_saves else process for process in processes]
+        valid = isinstance(processes, list) and all("saved" not in row or row["saved"].keys() >= EVERY for row in rows)
+    except (ValueError, TypeError, AttributeError, RecursionError):
         valid = False
     if not valid:
         raise UserError(f"cannot read {path}: it does not list the processes of a run; move the file away.")
@@ -133,15 +123,11 @@ def _parse(text: bytes, path: str, is_valid: Callable[[Row], bool]) -> list[Row]
 
 
 def _read_rows(rows: Sequence[Row]) -> Processes:
-    times = [field.name for field in dataclasses.fields(Start)]
-    saved, starts = [], []
+    starts = []
     for row in rows:
-        about = {name: value for name, value in row.items() if name not in ("saved", *times)}
-        if "saved" in row:
-            saved.append({"first": row["first"]} | row["saved"] | about)
         with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError):
-            starts.append(_start_from_json({name: row[name] for name in times if name in row}))
-    return Processes(saved, starts)
+            starts.append(_start_from_json({name: value for name, value in row.items() if name != "saved"}))
+    return Processes([row["saved"] for row in rows if "saved" in row], starts)
 
 
 def _start_from_json(row: dict[str, Any]) -> Start:
@@ -228,10 +214,13 @@ class ProcessFile:
         was_complete = start == total > 0 and (not self._starts or self._starts[-1].complete)
         self._writes = jax.process_index() == 0 and not was_complete
         self._devices = [device for device in devices if device.process_index == jax.process_index()]
-        self._saved: dict[str, Any] | None = None
-        self._about: dict[str, Any] = {}
+        self._saved = dict[str, Any]()
+        self._process: dict[str, Any] = {}
         if self._writes:
-            self._about = {
+            self._process = {
+                "first": start,
+                "last": start,
+                "seconds": 0.0,
                 "hardware": describe_hardware(devices),
                 "vit_jax": __version__,
                 "commit": package_commit(),
@@ -273,7 +262,7 @@ class ProcessFile:
     def note_state(self, step: int) -> None:
         """Notes that the state after `step` is kept, and writes the row."""
         if not step == self._first > 0:  # else the process has resumed a run and made no step
-            self._saved = {"last": step, "seconds": round(self._clock() - self._began, 1)}
+            self._saved = self._process | {"last": step, "seconds": round(self._clock() - self._began, 1)}
             if peak := peak_bytes(self._devices):
                 self._saved["peak_bytes"] = peak
         self.write()
@@ -293,7 +282,7 @@ class ProcessFile:
         self._wrote = self._clock()
         if not self._writes:
             return
-        row = dataclasses.asdict(self._this()) | self._about | ({"saved": self._saved} if self._saved else {})
+        row = dataclasses.asdict(self._this()) | ({"saved": self._saved} if self._saved else {})
         with contextlib.suppress(OSError), atomic_write(self._path) as temporary:
             temporary.write_text(to_json([*self._before, row], indent=2) + "\n")
 
