@@ -4,12 +4,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 
 from vit_jax import models, reason
-from vit_jax.distributed import Coordinator, Supervisor, run_on_all
+from vit_jax.distributed import Coordinator, current_group, run_on_all
 from vit_jax.execution import PLAIN_FORMS, attention_sizes, measure_differences, measure_mlp_differences, mlp_sizes
 from vit_jax.model import Model, create
 from vit_jax.storage import memo, versions
@@ -26,22 +26,9 @@ COMPARISONS: dict[str, Differences] = {
 PARTS = {"attention": "attention", "mlp": "MLP"}  # field of the spec -> the part of the model whose form it is
 
 
-@runtime_checkable
-class DeviceLike(Protocol):
-    """The attributes of a `jax.Device` that are used here."""
-
-    @property
-    def platform(self) -> str:
-        """Name of the kind of backend."""
-
-    @property
-    def device_kind(self) -> str:
-        """Name of the kind of chip."""
-
-
 def check_kernels(
     model: Model,
-    device: DeviceLike,
+    device: jax.Device,
     tensor: int = 1,
     coordinator: Coordinator | None = None,
     comparisons: Mapping[str, Differences] = COMPARISONS,
@@ -57,7 +44,7 @@ def check_kernels(
         coordinator: lets the hosts agree; all of them must call this function. None: the hosts that JAX knows.
         comparisons: measures the differences of each kernel, as `COMPARISONS` does.
     """
-    coordinator = coordinator or Supervisor()
+    coordinator = coordinator or current_group()
     faults = run_on_all(
         coordinator,
         "the comparison of kernels",
@@ -74,7 +61,7 @@ def check_kernels(
     return model
 
 
-def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compare: Differences) -> str | None:
+def find_fault(model: Model, field: str, device: jax.Device, tensor: int, compare: Differences) -> str | None:
     """Returns, in words, what is wrong with a kernel of a model on a device, or None if nothing is wrong.
 
     The result of a comparison is kept for the kind of device, the sizes and the code, and is returned the next time. A
