@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from jax._src.lib import _jax
 
 from vit_jax import UserError
-from vit_jax.distributed.agreement import SingleHost
 from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.preflight import check_equal
 
@@ -26,22 +25,12 @@ FACTS = {f"--config.field{number}": "a value of some length, " * 2 for number in
 SPAWN = multiprocessing.get_context("spawn")
 
 
-class OnGroup(SingleHost):
-    """A `Coordinator` that uses a group directly, without a supervisor."""
-
-    def __init__(self, group: ProcessGroup):
-        self.group, self.host, self.hosts = group, group.host, group.hosts
-
-    def all_gather(self, topic, value=None):
-        return self.group.all_gather(topic, value)
-
-
 def compare(group: ProcessGroup) -> None:
     """Compares the facts of this host with those of the others, first equal ones and then different ones."""
-    check_equal(OnGroup(group), FACTS)
+    check_equal(group, FACTS)
     last = group.hosts - 1
     try:
-        check_equal(OnGroup(group), FACTS | ({"--config.field0": "another"} if group.host == last else {}))
+        check_equal(group, FACTS | ({"--config.field0": "another"} if group.host == last else {}))
     except UserError as error:
         assert f"another on host {last}" in str(error)
     else:

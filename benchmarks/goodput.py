@@ -20,7 +20,7 @@ from pathlib import Path
 
 from docs.pages import print_sections
 from tests.faults.hosts import ROOT
-from vit_jax.monitoring import LEDGER, Start, read_ledger
+from vit_jax.monitoring import PROCESSES, Start, read_processes
 from vit_jax.planning import goodput
 from vit_jax.planning.goodput import FAILURE_RATES, Restart
 
@@ -33,13 +33,13 @@ WORDS += ["--config.data.workers=0", "--config.data.num_examples=64", "--config.
 
 
 def read(workdir: Path) -> list[Start]:
-    """Returns the starts of a run so far, from its ledger."""
-    path = workdir / LEDGER
-    return read_ledger(path.read_bytes()) if path.exists() else []
+    """Returns the starts of a run so far."""
+    path = workdir / PROCESSES
+    return read_processes({PROCESSES: path.read_bytes()}, str(workdir)).starts if path.exists() else []
 
 
 def train_until_killed(workdir: Path, words: list[str], start: int, saves: int) -> None:
-    """Trains in a process, and kills it once the ledger has enough saves.
+    """Trains in a process, and kills it once its start has enough saves.
 
     Args:
         workdir: the folder of the run.

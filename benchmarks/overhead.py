@@ -42,7 +42,8 @@ def segments(source: str | None, place: Path, rounds: int, steps: int) -> Iterat
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
-        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, str(place)))
+        arguments = config, info, sharding, program.state, str(place), supervisor.raise_later
+        stack.enter_context(preflight_checks(supervisor, *arguments))
         print(f"preflight: {time.monotonic() - began:.3f} s", file=sys.stderr)
         folder = stack.enter_context(Workdir(place, config, program, info, supervisor))
         state, origin = folder.restore_or_init()

@@ -65,7 +65,7 @@ from vit_jax.distributed import coordination, lost_or_stuck_hosts, supervisor
 from vit_jax.hardware import matmul_rate
 from vit_jax.planning import PlanRequest, worker
 from vit_jax.program import program_without_data
-from vit_jax.storage import timeout
+from vit_jax.storage import stores
 
 README = (ROOT / "README.md").read_text()
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "launch" / "README.md"]
@@ -362,7 +362,7 @@ def test_the_limits_of_the_page_are_those_of_the_code():
         ("for all hosts to start", coordination.JOIN_TIMEOUT_SECONDS),
         ("for a heartbeat of a host", lost_or_stuck_hosts.LOST_AFTER_SECONDS),
         ("without progress on a host", base.get_config().stall_limit),
-        ("for a bucket's answer", timeout.TIMEOUT),
+        ("for a bucket's answer", stores.TIMEOUT),
     ]
     assert base.get_config().stall_limit == lost_or_stuck_hosts.STALLED_AFTER_SECONDS
 

@@ -53,7 +53,9 @@ def train(
         config, info, program = prepare(config, check, teacher.model if teacher else None)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
-        stack.enter_context(preflight_checks(supervisor, config, info, sharding, program.state, location))
+        stack.enter_context(
+            preflight_checks(supervisor, config, info, sharding, program.state, location, supervisor.raise_later)
+        )
         evaluators = evals.make_evaluators(config, program, info.opened)
         with supervisor.phase("opening the workdir", patient=True):
             run_workdir = stack.enter_context(Workdir(location, config, program, info, supervisor, teacher))

@@ -21,17 +21,14 @@ from jax.sharding import PartitionSpec as P
 import vit_jax
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
-from vit_jax.checkpoint import orbax_io, restore
-from vit_jax.checkpoint.background import BackgroundTasks
-from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, storage_errors
-from vit_jax.checkpoint.checkpoint_manifest import add_checksum
-from vit_jax.checkpoint.directory import BucketDirectory, is_checkpoint
-from vit_jax.checkpoint.manager import Checkpoints
-from vit_jax.checkpoint.orbax_io import OrbaxWriter
+from vit_jax.checkpoint import store
+from vit_jax.checkpoint.integrity import DamagedCheckpoint, add_checksum, is_checkpoint, storage_errors
+from vit_jax.checkpoint.manager import BackgroundTasks, Checkpoints
 from vit_jax.checkpoint.reader import find_checkpoint, latest_step
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config
-from vit_jax.distributed import GatheredArray, SingleHost
 from vit_jax.storage import filesystem
+from vit_jax.training.workdir import GatheredArray
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,15 @@ def placement(state):
 
 
 def resumed(config, workdir, state, **options):
-    checkpoints = Checkpoints(config, workdir, **options)
-    return checkpoints.restore(shapes(state), placement(state))
+    return restore(Checkpoints(config, workdir, **options), shapes(state), placement(state))
+
+
+def restore(checkpoints, wanted, shardings):
+    """The newest checkpoint that is intact, as a run takes it; None: there is none."""
+    for manifest in checkpoints.candidates():
+        if restored := checkpoints.restore(manifest, wanted, shardings):
+            return restored
+    return None
 
 
 def write(config, workdir, state, *steps):
@@ -236,7 +240,7 @@ def test_what_is_not_the_checkpoints_fault_sets_nothing_aside(quick, saved, stat
         def fail(*args, error=error):
             raise error
 
-        monkeypatch.setattr(restore, "read_state", fail)
+        monkeypatch.setattr(store, "read_arrays", fail)
         with pytest.raises(UserError, match=r"the checkpoints in .* cannot be read"):
             resumed(quick, saved, state)
     assert names(saved) == ["1", "2"]
@@ -246,7 +250,7 @@ def test_an_intact_checkpoint_of_another_program_is_refused_array_by_array(quick
     wanted = shapes(state) | {"moment": jax.ShapeDtypeStruct((64, 24), np.float32), "extra": state["step"]}
     wanted["params"] = {"kernel": jax.ShapeDtypeStruct((32, 24), np.float32)}
     with pytest.raises(UserError) as raised:
-        Checkpoints(quick, saved).restore(wanted, wanted)
+        restore(Checkpoints(quick, saved), wanted, wanted)
     words = "missing extra; unexpected params/bias; moment is bfloat16[64,24], not float32[64,24]; params/kernel is "
     assert f"{words}float32[64,24], not float32[32,24]" in str(raised.value) and "is intact" in str(raised.value)
     assert names(saved) == ["1", "2"]
@@ -259,7 +263,7 @@ def test_only_what_looks_finished_counts(saved):
     assert not is_checkpoint(saved / "checkpoints" / "8")
 
 
-class TwoHosts(SingleHost):
+class TwoHosts:
     """The first of two hosts; `answer` gives what the other one says, from the topic and what this one says."""
 
     hosts = 2
@@ -279,7 +283,7 @@ def test_hosts_agree_on_what_is_damaged(quick, saved, state):
 
     hosts = TwoHosts(damaged_there)
     restored = resumed(quick, saved, state, coordinator=hosts)
-    assert hosts.topics == ["checkpoints", "read 2", "read 1", "compare 1", "set aside"]
+    assert hosts.topics == ["checkpoints", "manifest 2", "read 2", "manifest 1", "read 1", "compare 1", "set aside"]
     assert restored.step == 1 and "gone" in restored.set_aside[0]
     assert names(saved) == ["1", "damaged-2"]
 
@@ -306,7 +310,7 @@ def test_a_host_that_is_not_the_first_takes_its_list_and_renames_nothing(quick, 
 
     checkpoints = Checkpoints(quick, saved, coordinator=TwoHosts(first, host=1))
     assert checkpoints.steps == [2, 1]
-    restored = checkpoints.restore(shapes(state), placement(state))
+    restored = restore(checkpoints, shapes(state), placement(state))
     assert (restored.step, restored.set_aside) == (1, ["by the first"])
     assert names(saved) == ["1", "2", "9"]
 
@@ -323,14 +327,13 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from configs import smoke
 from vit_jax import UserError
-from vit_jax.checkpoint import Checkpoints, restore
+from vit_jax.checkpoint import Checkpoints, store
 from vit_jax.checkpoint.fingerprint import fingerprints
-from vit_jax.distributed import SingleHost
 
 client, calls = jax._src.distributed.global_state.client, iter(range(100))
 
 
-class Hosts(SingleHost):
+class Hosts:
     host, hosts = rank, 2
 
     def all_gather(self, topic, value=None):
@@ -359,11 +362,13 @@ if phase == "write":
         checkpoints.save(state, step, {})
     checkpoints.close()
 else:
-    read = restore.read_state
+    read = store.read_arrays
     if rank == 1:
-        restore.read_state = fail
+        store.read_arrays = fail
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
     try:
-        restored = checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state), places)
+        found = (checkpoints.restore(manifest, shapes, places) for manifest in checkpoints.candidates())
+        restored = next(filter(None, found))
         assert fingerprints(restored.state) == fingerprints(whole)
         print("told:", restored.step, *restored.set_aside)
     except UserError as error:
@@ -407,25 +412,25 @@ def test_two_hosts_go_back_together(tmp_path):
 
 
 def test_a_damaged_checkpoint_moves_on_a_bucket_too(quick, saved, monkeypatch):
-    store = filesystem.open_store("memory://b", os.getpid())
-    store.store.clear()
+    memory = filesystem.open_store("memory://b", os.getpid())
+    memory.store.clear()
     for path in saved.rglob("*"):
         if path.is_file():
-            store.pipe(f"/b/{path.relative_to(saved).as_posix()}", path.read_bytes())
-    store.pipe("/b/checkpoints/5/state/x", b"")  # unfinished
-    bucket = BucketDirectory("memory://b/checkpoints")
+            memory.pipe(f"/b/{path.relative_to(saved).as_posix()}", path.read_bytes())
+    memory.pipe("/b/checkpoints/5/state/x", b"")  # unfinished
+    bucket = CheckpointStore("memory://b")
     assert bucket.list_steps() == [2, 1] and bucket.read_manifest(2)["step"] == 2 and bucket.list_set_aside() == []
     before = {
-        name: store.cat_file(f"/b/checkpoints/2/{name}") for name in filesystem.list_files("memory://b/checkpoints/2")
+        name: memory.cat_file(f"/b/checkpoints/2/{name}") for name in filesystem.list_files("memory://b/checkpoints/2")
     }
     assert bucket.set_aside(2) == "memory://b/checkpoints/damaged-2" and bucket.list_set_aside() == ["damaged-2"]
     assert bucket.list_steps() == [1] and latest_step("memory://b") == 1
     assert not filesystem.list_files("memory://b/checkpoints/2")
-    assert before == {name: store.cat_file(f"/b/checkpoints/damaged-2/{name}") for name in before}
+    assert before == {name: memory.cat_file(f"/b/checkpoints/damaged-2/{name}") for name in before}
     manifest = bucket.read_manifest(1)
     bucket.write_manifest(1, add_checksum(manifest | {"score": 0.5}))
     assert bucket.read_manifest(1)["score"] == 0.5
-    store.rm("/b/checkpoints/1/about/metadata")
+    memory.rm("/b/checkpoints/1/about/metadata")
     with pytest.raises(DamagedCheckpoint, match="incomplete"):
         bucket.read_manifest(1)
 
@@ -445,10 +450,10 @@ def until_told(checkpoints, seconds=30):
 def test_a_save_that_fails_is_told_and_the_last_good_one_stays(quick, saved, state, monkeypatch):
     checkpoints = Checkpoints(quick, saved)
     checkpoints.open()
-    wait = OrbaxWriter.wait
+    finish = CheckpointStore.finish
 
-    def full(writer):
-        wait(writer)
+    def full(checkpoint_store):
+        finish(checkpoint_store)
         if not (saved / "checkpoints" / "3").exists():  # asked before it begins
             return
         shutil.rmtree(saved / "checkpoints" / "3")
@@ -456,7 +461,7 @@ def test_a_save_that_fails_is_told_and_the_last_good_one_stays(quick, saved, sta
 
     checkpoints.poll()  # nothing is being written
     with monkeypatch.context() as patch:
-        patch.setattr(OrbaxWriter, "wait", full)
+        patch.setattr(CheckpointStore, "finish", full)
         checkpoints.save(state, 3, {"data": {}})
         with pytest.raises(UserError, match=r"cannot be written: .*No space left.*; the last good checkpoint is 2\.$"):
             until_told(checkpoints)
@@ -485,7 +490,7 @@ def test_a_disk_that_is_really_full(quick, tmp_path, mesh):
         assert find_checkpoint(disk).name == "1" and checkpoints.latest == 1
         subprocess.run(["mount", "-o", "remount,size=32m", disk], check=True)
         checkpoints = Checkpoints(quick, disk)
-        assert same(checkpoints.restore(shapes(state), placement(state)).state, state)
+        assert same(restore(checkpoints, shapes(state), placement(state)).state, state)
         checkpoints.save(state, 2, {"data": {}})
         checkpoints.close()
         assert names(disk) == ["1", "2"]
@@ -570,7 +575,7 @@ def test_a_score_without_a_name_counts_where_the_run_is_measured_as_before(named
 
 def test_what_was_measured_after_resuming_is_added(quick, saved, state):
     checkpoints = Checkpoints(quick, saved)
-    assert not checkpoints.restore(shapes(state), placement(state)).about["evaluated"]
+    assert not restore(checkpoints, shapes(state), placement(state)).about["evaluated"]
     checkpoints.add_metrics({"test/accuracy": 0.5, "test/loss": math.nan})
     checkpoints.close()
     save_config(quick, saved / "config.json")
@@ -665,7 +670,7 @@ def test_a_run_ends_within_a_step_of_a_save_that_failed(quick, tmp_path, monkeyp
     def full(writer):
         raise UserError("no space left")
 
-    monkeypatch.setattr(OrbaxWriter, "wait", full)
+    monkeypatch.setattr(CheckpointStore, "finish", full)
     monkeypatch.setattr(BackgroundTasks, "poll", BackgroundTasks.wait)  # as if every task were over when it is asked
     monkeypatch.setattr(evals, "run_evaluators", lambda *args: pytest.fail("step 2 was finished"))
     with pytest.raises(UserError, match="no space left"):
@@ -682,7 +687,7 @@ def test_an_array_is_gathered_from_any_placement(state, mesh):
 def test_a_thread_that_failed_to_write_waits_for_no_other_host(monkeypatch):
     waited = []
     monkeypatch.setattr(
-        orbax_io.ocp.multihost, "get_barrier_sync_fn", lambda: lambda key, timeout_ms: waited.append((key, timeout_ms))
+        store.ocp.multihost, "get_barrier_sync_fn", lambda: lambda key, timeout_ms: waited.append((key, timeout_ms))
     )
 
     def write(fault):
@@ -690,7 +695,7 @@ def test_a_thread_that_failed_to_write_waits_for_no_other_host(monkeypatch):
             if fault:
                 raise fault
         finally:
-            orbax_io.wait_for_hosts(key="saved", timeout_ms=5)
+            store.wait_for_hosts(key="saved", timeout_ms=5)
 
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(OSError, match="full"):

@@ -18,7 +18,7 @@ from vit_jax import create, evaluate, pack, save, train
 from vit_jax.checkpoint import find_checkpoint
 from vit_jax.data import sources
 from vit_jax.data.contents import sample_contents, sample_indices
-from vit_jax.storage import filesystem, remote_version
+from vit_jax.storage import filesystem
 
 DARK, BRIGHT = 60, 190
 SLICES = "train_split=train[:50%],split=train[50%:]"
@@ -100,7 +100,7 @@ def test_a_store_that_knows_no_versions_keeps_nothing_for_another_process(bucket
     monkeypatch.setattr(memory, "info", lambda self, path, **options: info | {"name": path})
     first = filesystem.file_version(f"{folder}/a/00.png")
     assert filesystem.file_version(f"{folder}/a/00.png") == first
-    monkeypatch.delenv(remote_version.PROCESSES)
+    monkeypatch.delenv(filesystem.PROCESSES)
     assert filesystem.file_version(f"{folder}/a/00.png") != first
 
 

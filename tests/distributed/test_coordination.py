@@ -10,8 +10,7 @@ import pytest
 
 from vit_jax import LostHosts, UserError
 from vit_jax.distributed import coordination, lost_or_stuck_hosts
-from vit_jax.distributed.agreement import SingleHost, run_on_all
-from vit_jax.distributed.coordination import ProcessGroup
+from vit_jax.distributed.coordination import SINGLE_HOST, ProcessGroup, run_on_all
 
 SLICES = {"MEGASCALE_COORDINATOR_ADDRESS": "host", "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
 
@@ -51,17 +50,6 @@ def make_groups(count, fails=0):
     """The hosts of one run."""
     store, calls = Store(fails), Counter()
     return [ProcessGroup(store, host, count, calls) for host in range(count)]
-
-
-class OnGroup(SingleHost):
-    """A `Coordinator` of a group, without a supervisor."""
-
-    def __init__(self, group, limit=1800.0):
-        self.group, self.limit = group, limit
-        self.host, self.hosts = group.host, group.hosts
-
-    def all_gather(self, topic, value=None):
-        return self.group.all_gather(topic, value, self.limit)
 
 
 def everywhere(calls):
@@ -118,14 +106,14 @@ def test_what_fails_on_one_host_fails_on_all(groups, error, kind):
 
     def outcome(one):
         try:
-            return run_on_all(OnGroup(one), "work", lambda: work(one.host))
+            return run_on_all(one, "work", lambda: work(one.host))
         except Exception as raised:
             return type(raised), str(raised)
 
     outcomes = everywhere([lambda one=one: outcome(one) for one in groups])
     assert outcomes.pop(2) == (type(error), str(error))
     assert outcomes == [(kind, f"on host 2: {error}")] * 3
-    assert run_on_all(SingleHost(), "work", lambda: work(0)) == [{"host": 0}]
+    assert run_on_all(SINGLE_HOST, "work", lambda: work(0)) == [{"host": 0}]
 
 
 @pytest.mark.parametrize(

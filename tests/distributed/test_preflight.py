@@ -16,10 +16,9 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import UserError, program, train
-from vit_jax.distributed import preflight, workdir_lock
-from vit_jax.distributed.agreement import SingleHost
+from vit_jax.distributed import SINGLE_HOST, preflight, workdir_lock
 from vit_jax.storage import versions
 
 OTHER = json.dumps({"run": "y", "pid": 7, "host": "elsewhere", "machine": "m", "started": "1"})
@@ -45,7 +44,9 @@ def errors(calls):
 
 def passed(prepared, place):
     config, info, made = prepared
-    return preflight.preflight_checks(SingleHost(), config, info, made.batch_sharding, made.state, str(place))
+    return preflight.preflight_checks(
+        SINGLE_HOST, config, info, made.batch_sharding, made.state, str(place), pytest.fail
+    )
 
 
 def enter(prepared, place):
@@ -58,7 +59,7 @@ def test_what_differs_is_named_on_every_host(prepared, tmp_path, monkeypatch):
     own = preflight.collect_facts(config, info, made.mesh, str(tmp_path))
     assert own["--config.base_lr"] == "0.002" and own["the devices"] == "8 x cpu" and own["the Python version"]
     others = own | {"--config.base_lr": "0.5", "the version of jax": "0.1"}
-    four = [OnGroup(group) for group in make_groups(4)]
+    four = make_groups(4)
     calls = [lambda host=host: preflight.check_equal(host, others if host.host == 2 else own) for host in four]
     [sentence] = set(errors(calls))
     assert sentence == (
@@ -88,7 +89,7 @@ def test_hosts_with_another_source_differ(prepared, tmp_path):
     found.add(other := versions.source_digest(copy))
     assert len(found) == 6
     calls = [
-        lambda host=host, one=one: preflight.check_equal(OnGroup(host), {"the source of vit_jax": one})
+        lambda host=host, one=one: preflight.check_equal(host, {"the source of vit_jax": one})
         for host, one in zip(make_groups(3), (own, other, own), strict=True)
     ]
     [sentence] = set(errors(calls))
@@ -118,7 +119,7 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
     for place in set(places):
         place.mkdir()
     calls = [
-        lambda host=host, place=place: preflight.check_shared(OnGroup(host), place)
+        lambda host=host, place=place: preflight.check_shared(host, place)
         for host, place in zip(make_groups(3), places, strict=True)
     ]
     sentences = errors(calls)
@@ -126,7 +127,7 @@ def test_a_workdir_that_is_not_shared_is_told_on_every_host(tmp_path, monkeypatc
         "is not the same folder on all hosts; choose one on a disk that all hosts share" in one for one in sentences
     )
     assert sentences[0] == sentences[2] == f"on host 1: {sentences[1]}"
-    calls = [lambda host=host: preflight.check_shared(OnGroup(host), places[0]) for host in make_groups(3)]
+    calls = [lambda host=host: preflight.check_shared(host, places[0]) for host in make_groups(3)]
     assert errors(calls) == [None] * 3
     assert not any(path.name.startswith(".nonce") for place in places for path in place.iterdir())
 

@@ -105,6 +105,19 @@ def test_a_download_may_take_longer_after_an_exchange_of_the_hosts_too():
     assert "no progress" in watchdog.find_fault()
 
 
+def test_after_an_exchange_the_phase_goes_on_that_a_report_of_a_stuck_host_names():
+    one = Supervisor()
+    watchdog = one._monitor.group_state.watchdog
+    with one.phase("opening the workdir"):
+        with one.phase("restoring"):
+            one.all_gather("manifest 3")
+            assert watchdog.phase == "restoring"
+        one.all_gather("the workdir")
+        assert watchdog.phase == "opening the workdir"
+    one.all_gather("facts")
+    assert watchdog.phase == "after 'facts'"
+
+
 def test_without_an_interval_it_never_saves_by_the_clock():
     clock = Clock()
     one = Supervisor(clock=clock)

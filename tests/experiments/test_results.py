@@ -85,7 +85,7 @@ def test_what_cannot_be_recorded(tmp_path):
     with pytest.raises(UserError, match="is not evaluated at its last step, 10; finish the run first"):
         make_record(str(unevaluated), "name")
     (run / "history.json").unlink()
-    with pytest.raises(UserError, match=r"contains no history\.json, since an earlier version of vit_jax trained"):
+    with pytest.raises(UserError, match="does not name the processes that trained it, since an earlier version"):
         make_record(str(run), "name")
     with pytest.raises(UserError, match=r"it contains no config\.json"):
         make_record(str(tmp_path), "name")

@@ -2,12 +2,12 @@
 
 import functools
 import threading
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import pytest
 
-from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import kernels, predict, program
 from vit_jax.execution import AttentionSizes, attention_kinds, attention_sizes, comparison
 from vit_jax.kernel_trials import correctness
@@ -16,7 +16,7 @@ from vit_jax.kernels import Packing
 from vit_jax.model import create
 from vit_jax.storage import cache as cache_folder
 
-CHIP = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+CHIP = Mock(jax.Device, platform="tpu", device_kind="TPU v5 lite")
 RIGHT = {"the result": 0.002, "the gradient of the input": 0.008}
 
 
@@ -48,7 +48,7 @@ def test_a_kernel_that_is_right_is_used_and_compared_once(caplog):
         assert check_kernels(fused(), CHIP, comparisons={"attention": measure}) == fused()
     assert measure.asked == 1 and not caplog.records
     check_kernels(fused(resolution=64), CHIP, comparisons={"attention": measure})
-    check_kernels(fused(), SimpleNamespace(platform="tpu", device_kind="TPU v4"), comparisons={"attention": measure})
+    check_kernels(fused(), Mock(jax.Device, platform="tpu", device_kind="TPU v4"), comparisons={"attention": measure})
     assert measure.asked == 3
 
 
@@ -100,7 +100,7 @@ def test_all_hosts_make_the_same_choice(monkeypatch, tmp_path):
         folders.path = tmp_path / str(group.host)
         folders.path.mkdir()
         answer = RIGHT | ({"the result": 1.0} if group.host == 2 else {})
-        return check_kernels(fused(), CHIP, 1, OnGroup(group), {"attention": Measure(answer)}).field("attention")
+        return check_kernels(fused(), CHIP, 1, group, {"attention": Measure(answer)}).field("attention")
 
     assert everywhere([lambda group=group: choose(group) for group in make_groups(4)]) == ["tokens_first"] * 4
 

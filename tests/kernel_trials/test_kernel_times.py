@@ -5,7 +5,7 @@ import threading
 import jax
 import pytest
 
-from tests.distributed.test_coordination import OnGroup, everywhere, make_groups
+from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import train
 from vit_jax.config import keep_choices, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST
@@ -112,7 +112,7 @@ def test_host_0_decides(tiny, tmp_path, monkeypatch, caplog):
         folders.path = tmp_path / str(group.host)
         folders.path.mkdir(exist_ok=True)
         remember_times(KIND, [time_of(tiny)] if group.host == measured else [])
-        return settle_attention(tiny, str(tmp_path / "run"), OnGroup(group)).model.attention
+        return settle_attention(tiny, str(tmp_path / "run"), group).model.attention
 
     assert everywhere([lambda group=group: settle(group, 0) for group in make_groups(3)]) == ["tokens_first"] * 3
     assert everywhere([lambda group=group: settle(group, 1) for group in make_groups(3)]) == ["auto"] * 3

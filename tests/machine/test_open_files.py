@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax import UserError, reason, user_errors
-from vit_jax.checkpoint.checkpoint_errors import storage_errors
+from vit_jax.checkpoint.integrity import storage_errors
 from vit_jax.data.shards import readers
 from vit_jax.machine import raise_open_files_limit
 

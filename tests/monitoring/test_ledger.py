@@ -5,19 +5,20 @@ import json
 import threading
 import time
 
+import jax
 import pytest
 
 from vit_jax.distributed import Supervisor
 from vit_jax.monitoring import (
     Category,
     Ledger,
-    LedgerFile,
+    ProcessFile,
     Start,
     goodput,
-    ledger_file,
     ledger_lines,
     process_age,
-    read_ledger,
+    processes,
+    read_processes,
     total_seconds,
 )
 
@@ -141,7 +142,11 @@ NOW, HUGE = 1.8e9, "9" * 400  # seconds since 1970, and a number beyond floats
 
 
 def start(folder, first, total=100, clock=time.monotonic, ledger=None):
-    return LedgerFile(folder, first, total, ledger or Ledger(clock=clock), clock)
+    return ProcessFile(folder, first, total, ledger or Ledger(clock=clock), jax.devices(), clock=clock)
+
+
+def read(text, name="processes.json"):
+    return read_processes({name: text}, "run").starts
 
 
 def row(first, last, began, complete=False, **seconds):
@@ -149,27 +154,27 @@ def row(first, last, began, complete=False, **seconds):
 
 
 def test_starts_add_up_and_steps_are_done_again(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(ledger_file, "INTERVAL", 10.0)
+    monkeypatch.setattr(processes, "INTERVAL", 10.0)
     killed = start(tmp_path, 0, clock=clock)
     for step in range(1, 38):
         clock.spend(1)
         assert killed.category(step) is (Category.COMPILING if step == 1 else Category.STEP)
         killed.count_step(step, ())
-    written = read_ledger((tmp_path / "ledger.json").read_bytes())
+    written = read((tmp_path / "processes.json").read_bytes())
     assert [one.last for one in written] == [33]  # every eleven seconds
     resumed = start(tmp_path, 30, clock=clock)
     assert resumed.reached == 33
     categories = [resumed.category(step) for step in (31, 32, 33, 34)]
     assert categories == [Category.COMPILING, Category.REDONE, Category.REDONE, Category.STEP]
-    resumed.count_save()
+    resumed.count_save(50)
     resumed.complete()
-    text = (tmp_path / "ledger.json").read_bytes()
-    assert [(one.first, one.last, one.saves, one.complete) for one in read_ledger(text)] == [
+    text = (tmp_path / "processes.json").read_bytes()
+    assert [(one.first, one.last, one.saves, one.complete) for one in read(text)] == [
         (0, 33, 0, False),
         (30, 30, 1, True),
     ]
     start(tmp_path, 100, clock=clock).close()  # a complete run that is looked at again
-    assert (tmp_path / "ledger.json").read_bytes() == text
+    assert (tmp_path / "processes.json").read_bytes() == text
 
 
 def test_what_lies_at_step_0_is_of_another_run_unless_it_made_steps(tmp_path, clock):
@@ -177,14 +182,14 @@ def test_what_lies_at_step_0_is_of_another_run_unless_it_made_steps(tmp_path, cl
     second = start(tmp_path, 0, clock=clock)
     second.count_step(1, ())
     second.write()
-    assert len(read_ledger((tmp_path / "ledger.json").read_bytes())) == 1
+    assert len(read((tmp_path / "processes.json").read_bytes())) == 1
     assert start(tmp_path, 0, clock=clock).reached == 1
-    assert len(read_ledger((tmp_path / "ledger.json").read_bytes())) == 2
+    assert len(read((tmp_path / "processes.json").read_bytes())) == 2
 
 
-def test_a_run_of_an_earlier_version_that_is_complete_gets_no_ledger(tmp_path):
+def test_a_run_of_an_earlier_version_that_is_complete_gets_no_file(tmp_path):
     start(tmp_path, 100).close()
-    assert not (tmp_path / "ledger.json").exists()
+    assert not (tmp_path / "processes.json").exists()
 
 
 def test_the_sum_is_the_time_from_the_first_start_to_the_end_of_the_last():
@@ -229,17 +234,17 @@ def test_the_sum_is_the_time_from_the_first_start_to_the_end_of_the_last():
     ids=lambda damaged: damaged[:60],
 )
 def test_damage_costs_the_damaged_rows_alone(tmp_path, damaged):
-    assert read_ledger(damaged.encode()) == []
+    assert read(damaged.encode(), "ledger.json") == []
     (tmp_path / "ledger.json").write_text(damaged)
     start(tmp_path, 10).write()
-    assert len(read_ledger((tmp_path / "ledger.json").read_bytes())) == 1
+    assert len(read((tmp_path / "processes.json").read_bytes())) == 1
     sound = json.dumps(dataclasses.asdict(row(0, 5, 1.0, step=2)))
-    assert len(read_ledger(f"[{sound}, {{}}]".encode())) == 1
+    assert len(read(f"[{sound}, {{}}, 1]".encode(), "ledger.json")) == 1
 
 
 def test_a_disk_that_refuses_ends_no_run(tmp_path, monkeypatch):
     one = start(tmp_path / "absent", 0)
-    monkeypatch.setattr(ledger_file, "INTERVAL", -1.0)
+    monkeypatch.setattr(processes, "INTERVAL", -1.0)
     one.count_step(1, ())
     one.close()
     assert one.starts[0].last == 1

@@ -10,13 +10,13 @@ from tests.faults.hosts import Hosts, metrics, saved, step_seconds
 from vit_jax import evals, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import loader
-from vit_jax.monitoring import Category, goodput, ledger_file, read_ledger, total_seconds
+from vit_jax.monitoring import Category, goodput, processes, read_processes, total_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=1)]  # these measure time
 
 
 def read(workdir):
-    return read_ledger((workdir / "ledger.json").read_bytes())
+    return read_processes({"processes.json": (workdir / "processes.json").read_bytes()}, "").starts
 
 
 def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
@@ -35,16 +35,16 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     again = time.time()
     with Hosts(workdir, 1, 1, *words, slow=slow) as run:
         assert run.wait(300) == [0]
-    whole = (workdir / "ledger.json").stat().st_mtime - began
+    whole = (workdir / "processes.json").stat().st_mtime - began
     first, second = read(workdir)
     total = total_seconds([first, second])
     assert sum(total.values()) == pytest.approx(whole, rel=0.01)
     assert total[Category.UNKNOWN] < 0.02 * whole
     assert (second.first, second.last, second.complete, second.saves) == (20, 40, True, 1)
-    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < ledger_file.INTERVAL + slow + 0.5
+    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < processes.INTERVAL + slow + 0.5
     assert total[Category.IDLE] == pytest.approx(again - first.end, abs=0.5)
     # The row counts a step at its dispatch; its metrics are written one dispatch later.
-    assert made - (ledger_file.INTERVAL / slow + 2) <= first.last <= made + 1
+    assert made - (processes.INTERVAL / slow + 2) <= first.last <= made + 1
     assert first.last > 22  # the first step of a start is compiled
     # By the metrics' clock, since steps on a busy machine take longer than they wait; it is at most one step ahead.
     after = step_seconds(workdir)

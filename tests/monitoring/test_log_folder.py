@@ -17,9 +17,9 @@ from tests.faults.table import fill
 from vit_jax import UserError
 from vit_jax.analysis import plot
 from vit_jax.monitoring import Trace, log_folder, read_metrics
-from vit_jax.monitoring.history import peak_bytes
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metric_writer import MetricWriter
+from vit_jax.monitoring.processes import peak_bytes
 from vit_jax.monitoring.wandb_run import WandbRun
 
 

@@ -22,15 +22,15 @@ import vit_jax
 from vit_jax import NoAnswer, UserError, data
 from vit_jax.analysis import notebook
 from vit_jax.checkpoint import manager
-from vit_jax.checkpoint.checkpoint_errors import storage_errors
-from vit_jax.checkpoint.directory import FINISHED, StagedDirectory
-from vit_jax.checkpoint.orbax_io import OrbaxWriter
+from vit_jax.checkpoint.integrity import FINISHED, storage_errors
+from vit_jax.checkpoint.retention import UNNAMED, Retention
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import parse_command_line
 from vit_jax.data.sources import kinds
 from vit_jax.evals import loaded_model
 from vit_jax.interop import layout_table
 from vit_jax.monitoring import find_runs
-from vit_jax.storage import cache, file_names, filesystem, mirror, timeout
+from vit_jax.storage import cache, filesystem, paths, run_files, stores
 
 
 @pytest.fixture(autouse=True)
@@ -278,7 +278,7 @@ def test_a_cache_that_cannot_be_written_is_told(bucket, own_cache, tmp_path, mon
 
 def test_a_copy_that_fails_leaves_nothing(bucket, own_cache, monkeypatch):
     bucket(x=b"123")
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.2)
+    monkeypatch.setattr(stores, "TIMEOUT", 0.2)
     short = lambda store, key, path, callback: Path(path).write_bytes(b"1")  # noqa: E731
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "get_file", short)
     with pytest.raises(UserError, match=r"cannot read memory://b/x: only 1 of its 3 bytes came \(for 0 s\)"):
@@ -341,7 +341,7 @@ def test_a_missing_package_is_named(monkeypatch, kind, package):
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 0.5)
+    monkeypatch.setattr(stores, "TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with pytest.raises(UserError, match=r"did not answer within 0\.5 s"):
@@ -351,7 +351,7 @@ def test_a_server_that_never_answers_is_told_within_the_limit(monkeypatch):
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_progress_prolongs_the_limit(monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 1.0)
 
     def slow(progress):  # longer than the limit, which is ten times the time between two reports, for busy machines
         for _ in range(12):
@@ -359,28 +359,28 @@ def test_progress_prolongs_the_limit(monkeypatch):
             progress.relative_update(1)
         return "done"
 
-    assert timeout.call_with_timeout("it", slow) == "done"
+    assert stores.call_with_timeout("it", slow) == "done"
 
 
 @pytest.mark.parametrize("place", ["http://host/run", "memory://b/run", "gs:/bucket/run", "gs://", "s3:///run"])
 def test_workdirs_that_cannot_be_written(place):
     with pytest.raises(UserError, match="neither a local folder nor gs://BUCKET"):
-        mirror.check_workdir(place)
+        run_files.check_workdir(place)
 
 
 def test_checkpoints_are_in_paths_that_are_utf8(tmp_path, monkeypatch):
-    assert mirror.check_workdir("é") == "é"
+    assert run_files.check_workdir("é") == "é"
     with pytest.raises(UserError, match="choose another folder"):
-        mirror.check_workdir(os.fsdecode(b"run\xe9"))
+        run_files.check_workdir(os.fsdecode(b"run\xe9"))
     (tmp_path / os.fsdecode(b"\xe9")).mkdir()
     monkeypatch.chdir(tmp_path / os.fsdecode(b"\xe9"))
     with pytest.raises(UserError, match="choose another folder"):
-        mirror.check_workdir("run")
+        run_files.check_workdir("run")
 
 
 def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     bucket(train_log=b"said")
-    first = mirror.open_mirror("memory://b", ("train.log",))
+    first = run_files.RunFiles("memory://b", ("train.log",))
     assert (first.path / "train.log").read_bytes() == b"said"
     with pytest.raises(BlockingIOError), locked_elsewhere(first.path, fcntl.LOCK_EX):
         pass
@@ -388,16 +388,16 @@ def test_one_process_here_writes_to_a_remote_workdir(bucket, monkeypatch):
     assert not first.path.exists()
     words = "another process on this machine already writes to memory://b"
     with locked_elsewhere(first.path, fcntl.LOCK_EX), pytest.raises(UserError, match=words):
-        mirror.open_mirror("memory://b", ())
+        run_files.RunFiles("memory://b", ())
     monkeypatch.setattr(filesystem, "download", raising(UserError("no")))
     with pytest.raises(UserError, match="no"):
-        mirror.open_mirror("memory://b", ())
-    with locked_elsewhere(first.path, fcntl.LOCK_EX):  # a mirror that could not be opened does not keep others out
+        run_files.RunFiles("memory://b", ())
+    with locked_elsewhere(first.path, fcntl.LOCK_EX):  # files that could not be opened does not keep others out
         pass
 
 
 def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
-    run, sent = mirror.open_mirror("memory://b", ()), []
+    run, sent = run_files.RunFiles("memory://b", ()), []
     monkeypatch.setattr(filesystem, "upload", lambda path, remote: sent.append(remote.removeprefix("memory://b/")))
     for name in ("model.npz", "z.txt", "model.json", "a/b.txt", "checkpoints/1/x", "x.partial"):
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -411,7 +411,7 @@ def test_weights_are_uploaded_after_their_description(bucket, monkeypatch):
 
 
 def test_a_folder_that_orbax_removes_meanwhile_costs_no_upload(bucket, monkeypatch):
-    run, listed = mirror.open_mirror("memory://b", ()), os.scandir
+    run, listed = run_files.RunFiles("memory://b", ()), os.scandir
     (run.path / "checkpoints" / "2.tmp" / "d").mkdir(parents=True)
     (run.path / "train.log").touch()
 
@@ -428,8 +428,8 @@ def test_a_folder_that_orbax_removes_meanwhile_costs_no_upload(bucket, monkeypat
 
 
 def test_nothing_is_sent_after_an_upload_that_was_given_up(bucket, monkeypatch):
-    run, sent = mirror.open_mirror("memory://b", ()), []
-    monkeypatch.setattr(mirror, "UPLOAD_INTERVAL", 0)
+    run, sent = run_files.RunFiles("memory://b", ()), []
+    monkeypatch.setattr(run_files, "UPLOAD_INTERVAL", 0)
 
     def upload(path, remote):
         sent.append(remote)
@@ -454,21 +454,20 @@ def test_what_another_process_wrote_stays(bucket, tmp_path):
             store.pipe(f"memory://b/checkpoints/{name}", b"")
 
     there(f"1/{FINISHED}", f"2/{FINISHED}", "3/state/x", "4/state/x")
-    ours = StagedDirectory("memory://b/checkpoints", tmp_path)
+    ours, stage = CheckpointStore("memory://b", tmp_path), tmp_path / "checkpoints"
     there(f"4/{FINISHED}", f"7/{FINISHED}", "8/state/x")  # another process goes on writing
-    (tmp_path / "1" / FINISHED).unlink()
-    (tmp_path / "1").rmdir()
-    (tmp_path / "5").mkdir()
-    (tmp_path / "5" / FINISHED).touch()
-    ours.publish()
+    (stage / "1" / FINISHED).unlink()
+    (stage / "1").rmdir()
+    (stage / "5").mkdir()
+    (stage / "5" / FINISHED).touch()
+    ours.open(Retention(2, 0, UNNAMED))
+    ours.finish()
     assert sorted({name.split("/")[1] for name in filesystem.list_files("memory://b")}) == ["2", "4", "5", "7", "8"]
 
 
 def test_a_full_disk_below_remote_checkpoints_is_told(bucket, tmp_path, monkeypatch):
-    staged = StagedDirectory("memory://b/checkpoints", tmp_path)
-    monkeypatch.setattr(manager, "open_directory", lambda workdir, staging: staged)
-    monkeypatch.setattr(OrbaxWriter, "save", raising(OSError(28, "No space left on device")))
-    checkpoints = manager.Checkpoints(configured("digits"), "s3://b", tmp_path)
+    monkeypatch.setattr(CheckpointStore, "save", raising(OSError(28, "No space left on device")))
+    checkpoints = manager.Checkpoints(configured("digits"), "memory://b", tmp_path)
     with pytest.raises(UserError, match=r"the checkpoints in memory://b/checkpoints cannot be written: .*No space"):
         checkpoints.save({}, 1, {})
     checkpoints.close()
@@ -586,7 +585,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(homeless, monkeypatch)
         cache.root()
     write = functools.partial(layout_table.choose_target, layout=None)
     for use in (
-        mirror.check_workdir,
+        run_files.check_workdir,
         filesystem.absolute_path,
         vit_jax.load,
         notebook.upload,
@@ -603,13 +602,13 @@ def test_a_name_that_is_too_long_is_a_sentence(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     open_run = functools.partial(loaded_model.open_run, best=False, fsdp=1, source=None)
     recipe = ["main", f"--config={name}.py"]
-    uses = [mirror.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
+    uses = [run_files.check_workdir, find_runs, vit_jax.load, loaded_model.is_run, open_run]
     uses += [functools.partial(layout_table.choose_target, layout=None), lambda _: parse_command_line(recipe)]
     for use in uses:
         with pytest.raises(UserError, match=r"names of at most 255 bytes, but .*\.\.\. has \d+\.$"):
             use(name)
     for path in (f"{name[:-2]}/{name[:-2]}", f"https://host/{name}", f"gs://bucket/{name}"):
-        file_names.check_names(path)
-    assert file_names.short_name("a,b=1") == "a,b=1"
-    made = [file_names.short_name(f"{name}{end}") for end in ("", "b")]
+        paths.check_names(path)
+    assert paths.short_name("a,b=1") == "a,b=1"
+    made = [paths.short_name(f"{name}{end}") for end in ("", "b")]
     assert made[0] != made[1] and all(len(one.encode()) < 225 for one in made)

@@ -27,11 +27,11 @@ from tests.faults.table import SPLIT, fill
 from tests.storage import fake_gcs
 from tests.training.test_workdir import failing
 from vit_jax import NoAnswer, UserError, cli, describe, evaluate, pack, predict, sweep, train, tree
-from vit_jax.checkpoint import directory, local_workdir, manager
+from vit_jax.checkpoint import local_workdir, manager, store
 from vit_jax.config import parse_command_line
 from vit_jax.data import loader
 from vit_jax.monitoring import TrainMetrics
-from vit_jax.storage import filesystem, mirror, timeout
+from vit_jax.storage import filesystem, run_files, stores
 
 pytestmark = pytest.mark.flaky(reruns=1)  # these wait on the clock
 
@@ -51,7 +51,7 @@ WORDS += [f"--config.{key}.preprocess=resize(16)|value_range(-1,1)" for key in (
 
 def finished(workdir):
     """The steps of the finished checkpoints, the oldest first."""
-    return sorted(directory.open_directory(workdir).list_steps())
+    return sorted(store.CheckpointStore(workdir).list_steps())
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_what_lies_on_the_bucket(runs, photos, kind):
     run = f"{BUCKETS[kind]}/run"
     found = filesystem.list_files(run)
     top = {name for name in found if "/" not in name}
-    assert {"config.json", "metrics.jsonl", "train.log", "ledger.json", "model.npz", "model.json"} <= top
+    assert {"config.json", "metrics.jsonl", "train.log", "processes.json", "model.npz", "model.json"} <= top
     assert sum("tfevents" in name for name in top) == 2
     assert {name.split("/")[1] for name in found if name.startswith("checkpoints/")} == {"10", "20"}
     assert finished(run) == [10, 20]
@@ -308,7 +308,7 @@ def test_a_bucket_that_is_not_there_is_told_before_the_first_step(servers, quick
 
 def test_a_store_that_never_answers_is_told_before_the_first_step(servers, quick, monkeypatch):
     quick.mesh.data = 8
-    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         forget_stores()
@@ -346,7 +346,7 @@ def test_a_slow_line_is_no_silence(servers, kind, tmp_path, monkeypatch):
 
     name = "_call_s3" if kind == "s3" else "_call"
     monkeypatch.setattr(store, name, slowed(getattr(store, name)))
-    monkeypatch.setattr(timeout, "TIMEOUT", 2.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 2.0)
     filesystem.upload(tmp_path / "x", f"{kind}://bkt/slow/x")
     assert parts == [2**23] * 3 and filesystem.read_bytes(f"{kind}://bkt/slow/x") == content
 
@@ -357,7 +357,7 @@ def test_s3_is_read_as_a_stream(servers, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "default_block_size", 2**10)  # else 50 MB, of which each part tells when it is whole
     in_parts = "_download_file_part_concurrent"  # versions before 2026 do not have it
     monkeypatch.setattr(store, in_parts, lambda *args, **kwargs: pytest.fail("in parts"), raising=False)
-    monkeypatch.setattr(timeout.Progress, "call", lambda *args, **kwargs: told.append(1))
+    monkeypatch.setattr(stores.Progress, "call", lambda *args, **kwargs: told.append(1))
     filesystem.download("s3://bkt/stream", ["x"], tmp_path)
     assert (tmp_path / "x").read_bytes() == Path(__file__).read_bytes() and told
 
@@ -390,7 +390,7 @@ def test_after_an_error_other_processes_may_use_the_workdir(servers, quick, monk
     with monkeypatch.context() as patch, pytest.raises(UserError, match="no permission"):
         failing(patch, filesystem, "upload", UserError("no permission."), call=3)
         train.train(quick, "s3://bkt/refused")
-    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{mirror.owner_of('s3://bkt/refused')}.lock")
+    lock = Path(os.environ["VIT_JAX_CACHE"], "runs", f"{run_files.owner_of('s3://bkt/refused')}.lock")
     deadline = time.monotonic() + 20
     with lock.open("a") as file:
         while True:
@@ -446,9 +446,9 @@ def test_a_damaged_checkpoint_on_a_bucket_is_set_aside_there(servers, quick, kin
 
 
 def test_checkpoints_on_s3_come_from_one_host(servers, monkeypatch, tmp_path):
-    monkeypatch.setattr(directory.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(store.jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="can be used by one host only; for a run on several hosts, use gs://BUCKET"):
-        directory.open_directory("s3://bkt/hosts", tmp_path)
+        store.CheckpointStore("s3://bkt/hosts", tmp_path)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.storage import fake_gcs
 from vit_jax import UserError
 from vit_jax.data.shards import array_record_file
 from vit_jax.data.sources import SourceConfig, open_split
-from vit_jax.storage import filesystem, retry, stores, timeout
+from vit_jax.storage import filesystem, stores
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 SHARDS = 10_000
@@ -42,7 +42,7 @@ def port():
 def bucket(port, tmp_path, monkeypatch):
     """(faults) -> None: what the server fails with, next; its one object is `x`, and all waits are short."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(retry, "FIRST_WAIT", QUICK)
+    monkeypatch.setattr(stores, "FIRST_WAIT", QUICK)
     monkeypatch.setattr("gcsfs.retry.min", lambda *seconds: QUICK, raising=False)
     monkeypatch.setattr(stores, "SOCKET_TIMEOUT_SECONDS", 0.5)
     filesystem.open_store.cache_clear()
@@ -118,7 +118,7 @@ def test_what_is_certain_is_not_asked_again(bucket, port, caplog):
 
 @pytest.mark.parametrize("kind", ["503", "reset", "stall", "short"])
 def test_after_the_limit_a_sentence_names_the_file_and_the_reason(bucket, kind, monkeypatch):
-    monkeypatch.setattr(timeout, "TIMEOUT", 1.0)
+    monkeypatch.setattr(stores, "TIMEOUT", 1.0)
     bucket({"kind": kind, "path": "/o/x", "seconds": 5})
     began = time.monotonic()
     with pytest.raises(UserError, match="gs://bkt/x") as error:
@@ -128,12 +128,12 @@ def test_after_the_limit_a_sentence_names_the_file_and_the_reason(bucket, kind, 
 
 
 def test_the_waits_grow_and_differ():
-    several = [list(itertools.islice(retry.backoff_seconds(), 9)) for _ in range(200)]
-    longest = [min(retry.FIRST_WAIT * 2**number, retry.MAX_WAIT) for number in range(9)]
+    several = [list(itertools.islice(stores.backoff_seconds(), 9)) for _ in range(200)]
+    longest = [min(stores.FIRST_WAIT * 2**number, stores.MAX_WAIT) for number in range(9)]
     for number, most in enumerate(longest):
         found = [waits[number] for waits in several]
         assert most / 2 <= min(found) < 0.6 * most and 0.9 * most < max(found) <= most
-    assert longest[-1] == retry.MAX_WAIT
+    assert longest[-1] == stores.MAX_WAIT
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_waits_grow_and_differ():
     [
         (ConnectionResetError(), True),
         (TimeoutError(), True),
-        (retry.ShortRead(), True),
+        (stores.ShortRead(), True),
         (FileNotFoundError(), False),
         (PermissionError(), False),
         (ValueError(), False),
@@ -150,7 +150,7 @@ def test_the_waits_grow_and_differ():
     ],
 )
 def test_errors_are_transient_or_certain(error, again):
-    assert retry.is_transient(error) == again
+    assert stores.is_transient(error) == again
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_errors_are_transient_or_certain(error, again):
     [(429, True), ("503", True), (500, True), (408, True), (404, False), (400, False), (None, False)],
 )
 def test_answers_are_busy_or_certain(status, again):
-    assert retry.is_busy(status) == again
+    assert stores.is_busy(status) == again
 
 
 def test_a_shard_that_is_replaced_or_deleted_is_named(bucket, tmp_path):

@@ -14,7 +14,7 @@ from PIL import Image
 from configs import smoke
 from tests.training.test_workdir import failing, steps
 from vit_jax import UserError, evals, train
-from vit_jax.checkpoint import directory, orbax_io
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import OPTIMIZERS
 from vit_jax.data import loader
 from vit_jax.monitoring import train_metrics
@@ -31,9 +31,9 @@ PLACES = {
     "log": (MetricWriter, "write_metrics"),
     "evaluation": (evals, "run_evaluators"),
     "save": (workdir.Workdir, "save"),
-    "background": (orbax_io.OrbaxWriter, "wait"),
+    "background": (CheckpointStore, "finish"),
     "metrics": (workdir.Workdir, "add_metrics"),
-    "about": (directory.LocalDirectory, "write_manifest"),
+    "about": (CheckpointStore, "write_manifest"),
     "poll": (workdir.Workdir, "poll"),
     "export": (workdir.Workdir, "export"),
 }

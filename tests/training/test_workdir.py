@@ -19,7 +19,7 @@ from vit_jax.data import loader
 from vit_jax.data.sources import kinds
 from vit_jax.distributed import Supervisor
 from vit_jax.interop import download
-from vit_jax.storage import mirror
+from vit_jax.storage import run_files
 
 
 def configured(**fields):
@@ -276,14 +276,14 @@ def test_a_run_does_not_replace_what_it_starts_from(part, finished):
 
 def test_a_run_may_start_from_what_it_does_not_replace(tmp_path):
     for source, place in (("run/pretrained.npz", "run"), ("runs/photos", "runs"), ("ViT-B/16", "."), (None, ".")):
-        mirror.check_init_from(source, place)
+        run_files.check_init_from(source, place)
     for source, place in (
         ("run/", "./run"),
         ("gs://b/r/checkpoints/5", "gs://b/r/"),
         ("r/model.npz", f"{Path.cwd()}/r"),
     ):
         with pytest.raises(UserError, match="is in the workdir"):
-            mirror.check_init_from(source, str(place))
+            run_files.check_init_from(source, str(place))
 
 
 def test_a_run_that_failed_before_its_first_step_may_be_corrected(tmp_path):

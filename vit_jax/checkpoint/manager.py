@@ -1,6 +1,9 @@
 """Saves and restores the checkpoints of a run."""
 
+import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +14,72 @@ from ml_collections import ConfigDict
 
 from vit_jax import NonFiniteLoss, UserError
 from vit_jax.checkpoint import retention
-from vit_jax.checkpoint.background import BackgroundTasks
-from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint, storage_errors
-from vit_jax.checkpoint.checkpoint_manifest import add_checksum, describe_arrays, list_names
-from vit_jax.checkpoint.directory import open_directory
-from vit_jax.checkpoint.orbax_io import OrbaxWriter
-from vit_jax.checkpoint.restore import Restored, restore_newest
+from vit_jax.checkpoint.integrity import (
+    DamagedCheckpoint,
+    add_checksum,
+    check_arrays,
+    check_program,
+    describe_arrays,
+    list_names,
+    storage_errors,
+)
+from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
 from vit_jax.tree import ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The checkpoint from which a run is resumed.
+
+    Attributes:
+        step: the number of updates that the run had made.
+        state: the training state, placed on the mesh.
+        about: the manifest of the checkpoint.
+        set_aside: a sentence on each damaged checkpoint that was set aside.
+    """
+
+    step: int
+    state: ArrayTree
+    about: dict[str, Any]
+    set_aside: list[str]
+
+
+class BackgroundTasks:
+    """Tasks that one thread runs in the order in which they were started. `poll` and `wait` raise their errors.
+
+    Attributes:
+        failed: whether `poll` or `wait` has raised an error. The owner of the tasks may set it earlier.
+    """
+
+    def __init__(self) -> None:
+        """Starts no thread yet."""
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._begun: list[concurrent.futures.Future] = []
+        self.failed = False
+
+    def start(self, task: Callable[..., None], *args: Any) -> None:
+        """Adds a task: the call `task(*args)`."""
+        self._begun.append(self._thread.submit(task, *args))
+
+    def poll(self) -> None:
+        """Raises the error of a task that is over, if it failed. Does not wait."""
+        while self._begun and self._begun[0].done():
+            self._take_result()
+
+    def wait(self) -> None:
+        """Waits for the tasks in their order. Raises the error of the first that failed, before later ones are over."""
+        while self._begun:
+            self._take_result()
+
+    def close(self) -> None:
+        """Waits for all tasks and ends the thread. Raises no errors of tasks."""
+        self._thread.shutdown()
+
+    def _take_result(self) -> None:
+        first = self._begun.pop(0)
+        self.failed |= first.exception() is not None
+        first.result()
 
 
 class Checkpoints:
@@ -59,14 +120,14 @@ class Checkpoints:
                 use s3://.
         """
         self._coordinator = coordinator
-        self._directory = open_directory(workdir, staging)
+        self._store = CheckpointStore(workdir, staging)
         keep, self._scores_are_named = config.checkpoint, scores_are_named
         self._metric = keep.best_metric
         self._evaluations = evaluations or retention.evaluations_of(config)
         measure = retention.define_score(self._evaluations, self._metric)
         self._retention = retention.Retention(keep.keep_last, keep.keep_best, measure)
         self._tasks = BackgroundTasks()
-        self._writer: OrbaxWriter | None = None
+        self._damage: dict[int, str] = {}  # step -> why its checkpoint cannot be restored
         self._manifest: dict[str, Any] = {}  # of the newest checkpoint
         look = self._list if jax.process_index() == 0 else lambda: None  # the list of host 0 decides
         listing = run_on_all(coordinator, "checkpoints", look)[0]
@@ -89,9 +150,9 @@ class Checkpoints:
         Raises:
             UserError: the disk or store refuses or does not answer.
         """
-        if self._writer is None:
+        if not self._store.is_open:
             with self._writing():
-                self._writer = OrbaxWriter(self._directory.path, self._retention)
+                self._store.open(self._retention)
                 for step in self._older:
                     self._name_score(step)
 
@@ -116,9 +177,8 @@ class Checkpoints:
         self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.scores[step] = retention.from_json(self._manifest)
         self.open()
-        assert self._writer
         with self._writing():
-            self._writer.save(step, state, add_checksum(self._manifest))
+            self._store.save(step, state, add_checksum(self._manifest))
         self._tasks.start(self._finish, step)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
@@ -135,14 +195,59 @@ class Checkpoints:
         """Waits until nothing is being saved, since one thread at a time may use Orbax. Raises errors of saving."""
         self._tasks.wait()
 
-    def restore(
-        self, wanted: ArrayTree, shardings: ArrayTree, check_manifest: Callable[[dict[str, Any]], object] = bool
-    ) -> Restored | None:
-        """Returns the newest state that is intact, or None if there is no checkpoint; see `restore_newest`."""
-        restored = restore_newest(self._directory, self.steps, self._coordinator, wanted, shardings, check_manifest)
-        if restored:
-            self.latest, self._manifest = restored.step, restored.about
-        return restored
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        """Yields the manifest of the newest checkpoint, for the caller to check before its state is restored.
+
+        If `restore` finds the checkpoint damaged, the manifest of the one before follows, and so on. Nothing is yielded
+        if there is no checkpoint. Every host must ask for the same number of manifests.
+
+        Raises:
+            UserError: all checkpoints are damaged, or some host cannot read one.
+        """
+        for step in self.steps:
+            try:
+                manifest = self._run_intact(f"manifest {step}", functools.partial(self._store.read_manifest, step))
+            except DamagedCheckpoint as error:
+                self._damage[step] = str(error)
+            else:
+                yield manifest
+        if self._damage:
+            reasons = "; ".join(f"{step}: {reason}" for step, reason in self._damage.items())
+            raise UserError(
+                f"every checkpoint in {self._store.folder} is damaged ({reasons}). Nothing was changed there. Put an "
+                "intact copy in its place, or choose a new --workdir: a run never restarts from step 0 automatically."
+            )
+
+    def restore(self, manifest: dict[str, Any], wanted: ArrayTree, shardings: ArrayTree) -> Restored | None:
+        """Returns the state of a checkpoint, or None, on every host, if it is damaged on some host.
+
+        The damaged checkpoints that were tried before are set aside once an older one was found to be intact. If all
+        are damaged, none is. Every host must call it.
+
+        Args:
+            manifest: the manifest of the checkpoint, from `candidates`.
+            wanted: the shapes and dtypes of the state.
+            shardings: the placement of the state.
+
+        Raises:
+            UserError: the arrays are not those of `wanted`, or the disk or store of some host fails.
+        """
+        step = manifest["step"]
+
+        def read() -> ArrayTree:
+            check_program(manifest, wanted, f"{self._store.folder}/{step}")
+            return self._store.read_state(step, manifest, wanted, shardings)
+
+        try:
+            state = self._run_intact(f"read {step}", read)
+            self._run_intact(f"compare {step}", lambda: check_arrays(manifest, state))
+        except DamagedCheckpoint as error:
+            self._damage[step] = str(error)
+            return None
+        work = self._set_aside if jax.process_index() == 0 else list
+        set_aside = run_on_all(self._coordinator, "set aside", work)[0]
+        self.latest, self._manifest = step, manifest
+        return Restored(step, state, manifest, set_aside)
 
     def close(self) -> None:
         """Finishes saving and ends the background threads. Raises the error of a save that failed."""
@@ -150,9 +255,9 @@ class Checkpoints:
             self.wait()
         finally:
             self._tasks.close()
-            if self._writer is not None:  # after a failure it raises again what was raised already
-                with contextlib.suppress(Exception) if self._tasks.failed else self._writing():
-                    self._writer.close()
+            # After a failure Orbax raises again what was raised already.
+            with contextlib.suppress(Exception) if self._tasks.failed else self._writing():
+                self._store.close()
 
     def abandon(self, finish: Callable[[], None]) -> None:
         """Closes in a thread, because the store does not answer, and ignores errors. The thread then calls `finish`."""
@@ -172,27 +277,51 @@ class Checkpoints:
             look intact; and `set_aside`, the names of the folders that were set aside.
         """
         manifests = {}
-        with storage_errors(self._directory.folder, "read"):
-            steps, set_aside = self._directory.list_steps(), self._directory.list_set_aside()
+        with storage_errors(self._store.folder, "read"):
+            steps, set_aside = self._store.list_steps(), self._store.list_set_aside()
             for step in steps:
                 with contextlib.suppress(DamagedCheckpoint):  # it is reported when the checkpoint is to be read
-                    manifest = self._directory.read_manifest(step)
+                    manifest = self._store.read_manifest(step)
                     manifests[step] = {key: value for key, value in manifest.items() if key not in ("arrays", "model")}
         return {"steps": steps, "manifests": manifests, "set_aside": set_aside}
 
+    def _run_intact(self, topic: str, work: Callable[[], Any]) -> Any:
+        """Returns what `work()` returns on this host.
+
+        Raises:
+            DamagedCheckpoint: on every host, if `work` raised it on one.
+        """
+        results = []
+
+        def attempt() -> str | None:
+            try:
+                results.append(work())
+            except DamagedCheckpoint as error:
+                return str(error)
+            return None
+
+        if reasons := list(dict.fromkeys(filter(None, run_on_all(self._coordinator, topic, attempt)))):
+            raise DamagedCheckpoint("; ".join(reasons))
+        return results[0]
+
+    def _set_aside(self) -> list[str]:
+        """Renames the folders of the damaged checkpoints; returns a sentence on each."""
+        return [
+            f"checkpoint {step} is damaged and was renamed to {self._store.set_aside(step)}: {reason}."
+            for step, reason in self._damage.items()
+        ]
+
     def _finish(self, step: int) -> None:
         """Waits, in the background, until a checkpoint is finished, uploads it if need be, and sets `latest`."""
-        assert self._writer
         with self._writing():
-            self._writer.wait()
-            self._directory.publish()
+            self._store.finish()
         self.latest = step
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces, in the background, the manifest of the newest checkpoint, if it is finished and this is host 0."""
         if self.latest == manifest["step"] and jax.process_index() == 0:  # else it could not be written
             with self._writing():
-                self._directory.write_manifest(manifest["step"], add_checksum(manifest))
+                self._store.write_manifest(manifest["step"], add_checksum(manifest))
 
     def _evaluation(self, metrics: dict[str, float]) -> dict[str, Any]:
         return retention.to_json(self._evaluations, self._metric, metrics)
@@ -206,14 +335,14 @@ class Checkpoints:
         """Writes into a checkpoint what its score measures: the configuration or the images may be others later."""
         if jax.process_index() == 0:
             with contextlib.suppress(DamagedCheckpoint):  # it was set aside
-                manifest = self._named(self._directory.read_manifest(step))
-                self._directory.write_manifest(step, add_checksum(manifest))
+                manifest = self._named(self._store.read_manifest(step))
+                self._store.write_manifest(step, add_checksum(manifest))
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Adds to a `UserError` raised while saving which checkpoint a run can resume from; see `storage_errors`."""
         try:
-            with storage_errors(self._directory.folder, "written"):
+            with storage_errors(self._store.folder, "written"):
                 yield
         except UserError as error:
             self._tasks.failed = True

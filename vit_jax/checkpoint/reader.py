@@ -1,19 +1,21 @@
-"""Finds the checkpoints of workdirs, local or on a bucket, and copies remote ones here. Never writes to a workdir."""
+"""Finds the checkpoints of workdirs, and copies remote ones here. Never writes to a workdir."""
 
 from pathlib import Path
+from typing import Any
 
 from vit_jax import UserError
 from vit_jax.checkpoint import retention
-from vit_jax.checkpoint.checkpoint_errors import DamagedCheckpoint
-from vit_jax.checkpoint.directory import (
+from vit_jax.checkpoint.integrity import (
     FINISHED,
     FOLDER,
     MANIFEST,
+    DamagedCheckpoint,
     checkpoint_folder,
     finished_steps,
     is_about,
     is_checkpoint,
     read_manifest,
+    step_folders,
     step_of,
 )
 from vit_jax.storage import expand_home, filesystem
@@ -28,7 +30,7 @@ def find_checkpoint(workdir: Path, best: bool = False) -> Path | None:
     Raises:
         UserError: the best checkpoint is wanted, and the manifest of some checkpoint is damaged.
     """
-    return _pick([path for path in _step_folders(workdir) if is_checkpoint(path)], best)
+    return _pick([path for path in step_folders(workdir / FOLDER) if is_checkpoint(path)], best)
 
 
 def latest_step(workdir: str) -> int | None:
@@ -52,7 +54,7 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
     if not filesystem.is_remote(location):
         return expand_home(workdir)
     copy = _copy_workdir(location)
-    checkpoint = _pick([path for path in _step_folders(copy) if (path / MANIFEST).is_file()], best)
+    checkpoint = _pick([path for path in step_folders(copy / FOLDER) if (path / MANIFEST).is_file()], best)
     return _copy_workdir(location, int(checkpoint.name)) if checkpoint else copy
 
 
@@ -115,11 +117,6 @@ def _copy_workdir(workdir: str, step: int | None = None) -> Path:
     return Path(filesystem.local_copy_of_folder(workdir, is_wanted))
 
 
-def _step_folders(workdir: Path) -> list[Path]:
-    folder = workdir / FOLDER
-    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
-
-
 def _pick(folders: list[Path], best: bool) -> Path | None:
     """Returns the folder of the newest checkpoint, or of the best by the measure that the run used last.
 
@@ -134,7 +131,7 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
     scores = {}
     for step, path in by_step.items():
         try:
-            scores[step] = retention.from_json(read_manifest(path, needs_state=False))
+            scores[step] = retention.from_json(read_manifest(str(path), needs_state=False))
         except DamagedCheckpoint as error:
             raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
     order = retention.ranked(scores, scores[max(scores)].by) if scores else []
@@ -143,8 +140,20 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
 
 def list_others(path: Path) -> str:
     """Returns the end of a sentence on a damaged checkpoint, which lists the other checkpoints of its run, if any."""
-    folders = _step_folders(path.parent.parent)
+    folders = step_folders(path.parent)
     steps = sorted(int(other.name) for other in folders if other != path and is_checkpoint(other))
     if path.parent.name != FOLDER or not steps:
         return "."
     return f"; the same run has others, of the steps {', '.join(map(str, steps))}."
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Returns the manifest of one checkpoint folder: its step, `model`, `data` and the table of its arrays.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
+    try:
+        return read_manifest(str(path))
+    except DamagedCheckpoint as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -28,6 +28,22 @@ PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 CALLS: Counter[str] = Counter()  # of this process, so that a second run in it does not find the values of the first
 
 Json = Any
+
+
+@runtime_checkable
+class Coordinator(Protocol):
+    """Exchanges values between the hosts of a run."""
+
+    @property
+    def host(self) -> int:
+        """The number of this host, from 0."""
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+
+    def all_gather(self, topic: str, value: Json = None) -> list[Json]:
+        """Waits until all hosts have called this with the same topic, and returns their values in the hosts' order."""
 
 
 @runtime_checkable
@@ -53,7 +69,7 @@ class KeyValueStore(Protocol):
 
 
 class ProcessGroup:
-    """The hosts of this run.
+    """The hosts of this run. A `Coordinator`.
 
     Attributes:
         host: the number of this host, from 0.
@@ -161,6 +177,41 @@ class ProcessGroup:
         assert self._store
         entries = self._store.key_value_dir_get(f"vit_jax/{folder}/")
         return {key.rpartition("/")[2]: json.loads(value) for key, value in entries}
+
+
+SINGLE_HOST = ProcessGroup()
+
+
+def run_on_all(coordinator: Coordinator, topic: str, work: Callable[[], Json]) -> list[Json]:
+    """Calls `work()` on every host, waits for all, and returns the results of all hosts in the hosts' order.
+
+    All hosts must call it with the same topic. If `work` raises an exception on this host, that exception is raised
+    again after all hosts have finished.
+
+    Args:
+        coordinator: exchanges the results.
+        topic: names the work.
+        work: the work of this host; its result must be JSON.
+
+    Raises:
+        UserError: `work` raised a UserError on another host.
+        RuntimeError: `work` raised another exception on another host.
+    """
+    failed: Exception | None = None
+    value = None
+    try:
+        value = work()
+    except Exception as error:  # bugs too, as the other hosts must not wait for this one
+        failed = error
+    own = {"value": value, "error": failed and str(failed), "is_user_error": isinstance(failed, UserError)}
+    answers = coordinator.all_gather(topic, own)
+    if failed:
+        raise failed
+    for host, answer in enumerate(answers):
+        if answer["error"] is not None:
+            kind = UserError if answer["is_user_error"] else RuntimeError
+            raise kind(f"on host {host}: {answer['error']}")
+    return [answer["value"] for answer in answers]
 
 
 def current_group() -> ProcessGroup:

@@ -6,6 +6,9 @@ the second can hang if a host does not answer.
 
 import dataclasses
 import faulthandler
+import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -18,7 +21,6 @@ from vit_jax.distributed.coordination import ProcessGroup
 from vit_jax.distributed.host_shutdown import SHUTDOWN_SECONDS, HostShutdown
 from vit_jax.distributed.lost_or_stuck_hosts import LOST_AFTER_SECONDS, STALLED_AFTER_SECONDS, Clock, Watchdog
 from vit_jax.distributed.preemption import StepAgreement
-from vit_jax.distributed.termination import TerminationSignal
 
 EXCHANGE_SECONDS = 1.0  # between two exchanges with the other hosts
 HOSTS_AT_FULL_RATE = 128  # with more hosts than this, exchanges are less frequent
@@ -26,6 +28,27 @@ START_NOTICE_SECONDS = 15.0  # of waiting for the other hosts to start, after wh
 STUCK = exit_code(LostHosts())
 OWN_FAULT = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")  # errors that no other host can have caused
 STARTUP = "preempted before the first step of this start; nothing is lost. Run the same command again to continue."
+
+
+class TerminationSignal:
+    """Reacts to SIGTERM in a thread of its own, because the main thread may be compiling or waiting for other hosts."""
+
+    def take_over(self) -> None:
+        """Replaces the handler of SIGTERM. Must be called in the main thread."""
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._handler_before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    def give_back(self) -> None:
+        """Restores the previous handler. Must be called in the main thread."""
+        signal.signal(signal.SIGTERM, self._handler_before)
+        signal.set_wakeup_fd(self._wakeup_before)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until a signal comes, at most some seconds, and returns whether it was SIGTERM."""
+        readable, _, _ = select.select([self._pipe[0]], [], [], seconds)
+        return bool(readable) and signal.SIGTERM in os.read(self._pipe[0], 4096)
 
 
 class SaveTimer:

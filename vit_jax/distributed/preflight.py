@@ -8,7 +8,7 @@ import shutil
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, __version__, data
 from vit_jax.config import flatten_config
-from vit_jax.distributed.agreement import Coordinator, run_on_all
+from vit_jax.distributed.coordination import Coordinator, run_on_all
 from vit_jax.distributed.workdir_lock import WorkdirLock
 from vit_jax.storage import versions
 from vit_jax.tree import ArrayTree
@@ -35,17 +35,18 @@ def preflight_checks(
     batch_sharding: NamedSharding,
     state: ArrayTree,
     location: str,
+    lock_lost: Callable[[UserError], None],
 ) -> Iterator[None]:
     """Checks that the run can begin on all hosts, and holds the lock of its workdir inside the block.
 
     Args:
-        coordinator: exchanges the results of the checks. Its `raise_later` is called if the lock is lost during the
-            run.
+        coordinator: exchanges the results of the checks.
         config: the completed configuration, with durations in steps.
         info: what is known of the opened data.
         batch_sharding: splits dimension 0 of a batch over the devices.
         state: the shapes and dtypes of the training state.
         location: the workdir.
+        lock_lost: called from another thread if another run takes the workdir during the run.
 
     Raises:
         UserError: on all hosts, if the hosts differ or do not share the workdir, another run writes there, its disk is
@@ -53,7 +54,7 @@ def preflight_checks(
     """
     check_equal(coordinator, collect_facts(config, info, batch_sharding.mesh, location))
     run_on_all(coordinator, "the images to evaluate", lambda: check_images(config, info, batch_sharding))
-    lock, first = WorkdirLock(location, coordinator.raise_later), coordinator.host == 0
+    lock, first = WorkdirLock(location, lock_lost), coordinator.host == 0
     try:
         run_on_all(coordinator, "the workdir's lock", lock.acquire if first else lambda: None)
         if not lock.remote:

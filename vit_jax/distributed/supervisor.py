@@ -33,6 +33,7 @@ class Supervisor:
         self.ledger, self._runs = Ledger(age, clock), 0
         self._monitor = HostMonitor(make_host_group(group or current_group(), clock), self._timer)
         self._entered = False
+        self._block = ""  # the phase of the innermost block of `phase`
         self._error: Exception | None = None
 
     @property
@@ -74,6 +75,7 @@ class Supervisor:
     def begin_run(self, stall_limit: float) -> None:
         """Prepares for the next run: sets its stall limit, in seconds, and if it is not the first, its ledger."""
         self._monitor.group_state.watchdog.stall_limit = stall_limit
+        self._block = ""
         if self._runs:
             self.ledger = Ledger(clock=self._clock)
         self._runs += 1
@@ -99,9 +101,11 @@ class Supervisor:
     def phase(self, name: str, category: Category | None = None, patient: bool = False) -> Iterator[None]:
         """Enters a phase for the block, and after it the previous phase and category again, unless the block raises."""
         watchdog = self._monitor.group_state.watchdog
-        before = watchdog.phase, self.ledger.category, watchdog.patient
+        before, block = (watchdog.phase, self.ledger.category, watchdog.patient), self._block
+        self._block = name
         self.enter_phase(name, category, patient)
         yield
+        self._block = block
         self.enter_phase(*before)
 
     def count_step(self) -> None:
@@ -149,7 +153,7 @@ class Supervisor:
         self.enter_phase(f"waiting for the other hosts at {topic!r}", patient=patient)
         # The watching thread ends the run earlier than this limit, and shows what all hosts are doing.
         values = state.group.all_gather(topic, value, 2 * state.watchdog.stall_limit)
-        self.enter_phase(f"after {topic!r}", patient=patient)
+        self.enter_phase(self._block or f"after {topic!r}", patient=patient)
         return values
 
     def raise_later(self, error: Exception) -> None:

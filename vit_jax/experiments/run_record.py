@@ -30,7 +30,7 @@ class RunRecord:
         config: the configuration, as in config.json, with absolute local paths shortened to their last part.
         steps: the number of training steps.
         metrics: metric -> its last value; None: the value was not finite.
-        processes: the processes that trained the run, see `vit_jax.monitoring.read_history`.
+        processes: the processes that trained the run, see `vit_jax.monitoring.Processes`.
         evaluations: name of an evaluation that was made after the run -> its `data.identify_evals`.
         ledger: category of time -> seconds, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
         curve: a row for each step with evaluations: `step` and the metrics of the evaluations. Empty in records of
@@ -107,7 +107,7 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         raise UserError(f"{workdir} is not evaluated at its last step, {step:,}; finish the run first.")
     if not run.processes:
         old = "an earlier version of vit_jax trained this run"
-        raise UserError(f"{workdir} contains no history.json, since {old}; train it again.")
+        raise UserError(f"{workdir} does not name the processes that trained it, since {old}; train it again.")
     later: dict[str, dict[str, str]] = {}
     for row in evaluations or []:
         check_evaluation(row, workdir, step, config)

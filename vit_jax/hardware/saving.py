@@ -43,7 +43,8 @@ def measure_saving(bench: Bench) -> Iterator[Measurement]:
         )
         del state
         began = time.perf_counter()
-        restored = open_checkpoints().restore(program.state, program.state_shardings)
+        checkpoints = open_checkpoints()
+        restored = checkpoints.restore(next(checkpoints.candidates()), program.state, program.state_shardings)
         assert restored
         jax.block_until_ready(restored.state)
         seconds = time.perf_counter() - began

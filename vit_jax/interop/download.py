@@ -1,6 +1,10 @@
 """Downloads public files, which are kept below the cache folder until somebody removes them.
 
 These files are few, so their total size is not limited. The copies of a user's own data lie in `storage.cache`.
+
+The standard library downloads them, not fsspec's HTTP as it does a user's data. That follows every redirect, does not
+show the headers of the response that it copies (the MD5 and the version of the file), ignores the proxies of the
+environment, and needs aiohttp, which an installation without extras lacks.
 """
 
 import base64

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from vit_jax import UserError, checkpoint, encode_text, user_errors
+from vit_jax import UserError, checkpoint, user_errors
 from vit_jax.interop.google import augreg, catalog
 from vit_jax.interop.huggingface import hub, peft
-from vit_jax.storage import atomic_write, cache, expand_home, filesystem
+from vit_jax.storage import expand_home, filesystem, memo
 
 MODEL_FILE = "model.npz"  # the file of the weights in a workdir
 HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # in folders that timm or transformers wrote
@@ -133,22 +133,22 @@ def _digest_file(path: Path, _version: str) -> bytes:
     The digest of a large file is kept in the cache, if there is one, for later processes. It is that of a file with the
     same place, number, size and times, of which no program can set the last (`st_ctime`).
     """
-    status = path.stat()
-    kept = None
+    status, key = path.stat(), ""
     if status.st_size >= REMEMBERED_BYTES:
-        identity = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        key = hashlib.sha256(encode_text(f"{path.resolve()} {identity}")).hexdigest()
-        with contextlib.suppress(UserError, OSError, ValueError):
-            kept = cache.root() / "digests" / key
-            if len(digest := bytes.fromhex(kept.read_text())) == hashlib.sha256().digest_size:
-                return digest
+        key = f"{path.resolve()} {[status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]}"
+        if digest := memo.recall("digests", key, _parse_digest):
+            return digest
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").digest()
-    if kept:
-        with contextlib.suppress(OSError):
-            kept.parent.mkdir(exist_ok=True, mode=0o700)
-            with atomic_write(kept) as temporary:
-                temporary.write_text(digest.hex())
+    if key:
+        memo.remember("digests", key, digest.hex())
+    return digest
+
+
+def _parse_digest(text: str) -> bytes:
+    digest = bytes.fromhex(text)
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError("no whole digest")
     return digest
 
 

@@ -1,20 +1,18 @@
 """Compares a kernel with its plain form on the device that is to run it. No kernel is trusted without that."""
 
-import contextlib
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 
 from vit_jax import models, reason
-from vit_jax.distributed import Coordinator, Supervisor, run_on_all
+from vit_jax.distributed import Coordinator, current_group, run_on_all
 from vit_jax.execution import PLAIN_FORMS, attention_sizes, measure_differences, measure_mlp_differences, mlp_sizes
 from vit_jax.model import Model, create
-from vit_jax.storage import atomic_write, cache, versions
+from vit_jax.storage import memo, versions
 
 TOLERANCE = 0.02  # relative; interpreted in bfloat16 the kernel is up to 0.011 from float32, the plain form up to 0.007
 
@@ -28,22 +26,9 @@ COMPARISONS: dict[str, Differences] = {
 PARTS = {"attention": "attention", "mlp": "MLP"}  # field of the spec -> the part of the model whose form it is
 
 
-@runtime_checkable
-class DeviceLike(Protocol):
-    """The attributes of a `jax.Device` that are used here."""
-
-    @property
-    def platform(self) -> str:
-        """Name of the kind of backend."""
-
-    @property
-    def device_kind(self) -> str:
-        """Name of the kind of chip."""
-
-
 def check_kernels(
     model: Model,
-    device: DeviceLike,
+    device: jax.Device,
     tensor: int = 1,
     coordinator: Coordinator | None = None,
     comparisons: Mapping[str, Differences] = COMPARISONS,
@@ -59,7 +44,7 @@ def check_kernels(
         coordinator: lets the hosts agree; all of them must call this function. None: the hosts that JAX knows.
         comparisons: measures the differences of each kernel, as `COMPARISONS` does.
     """
-    coordinator = coordinator or Supervisor()
+    coordinator = coordinator or current_group()
     faults = run_on_all(
         coordinator,
         "the comparison of kernels",
@@ -76,7 +61,7 @@ def check_kernels(
     return model
 
 
-def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compare: Differences) -> str | None:
+def find_fault(model: Model, field: str, device: jax.Device, tensor: int, compare: Differences) -> str | None:
     """Returns, in words, what is wrong with a kernel of a model on a device, or None if nothing is wrong.
 
     The result of a comparison is kept for the kind of device, the sizes and the code, and is returned the next time. A
@@ -96,9 +81,8 @@ def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compar
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
     sizes = attention_sizes(spec, 0, tensor) if field == "attention" else mlp_sizes(spec)
     text = json.dumps([device.device_kind, code, field, kind, sizes])
-    path = cache.root() / "checked" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError):  # it was never compared, or the file is damaged
-        return json.loads(path.read_text())["fault"]
+    if known := memo.recall("checked", text, json.loads):
+        return known["fault"]
     try:
         differences = compare(spec, device, tensor)
     except Exception as error:  # whatever a compiler or a driver raises
@@ -106,10 +90,7 @@ def find_fault(model: Model, field: str, device: DeviceLike, tensor: int, compar
     # A difference that is not a number is not below the tolerance.
     wrong = [f"{name} by {value:.2g}" for name, value in differences.items() if not value <= TOLERANCE]
     fault = f"is wrong on {device.device_kind}: it changes {', '.join(wrong)} times its size" if wrong else None
-    with contextlib.suppress(OSError):  # on a full disk it is not remembered
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps({"fault": fault, "differences": differences, "of": text}))
+    memo.remember("checked", text, json.dumps({"fault": fault, "differences": differences, "of": text}))
     return fault
 
 

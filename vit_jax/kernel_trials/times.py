@@ -5,8 +5,6 @@
 configuration states it. At later starts the configuration stays, and a warning says what would be faster.
 """
 
-import contextlib
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from vit_jax.distributed import Coordinator, run_on_all
 from vit_jax.execution import AttentionSizes, attention_sizes
 from vit_jax.kernels import round_up
 from vit_jax.program import model_without_data
-from vit_jax.storage import atomic_write, cache, filesystem, versions
+from vit_jax.storage import filesystem, memo, versions
 
 PLAIN = "tokens_first"
 SLOWER = 1.05  # times the plain form's seconds; two measurements of one form differ by less
@@ -59,18 +57,16 @@ class AttentionTime(NamedTuple):
 
 def remember_times(device_kind: str, times: Sequence[AttentionTime]) -> None:
     """Keeps times for runs that start on a device of this kind with this code; on a full disk they are not kept."""
-    path = _path(device_kind)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(times))
+    memo.remember("measured", _memo_key(device_kind), json.dumps(times))
 
 
 def read_times(device_kind: str) -> list[AttentionTime]:
     """Returns the times that were kept for a device of this kind and this code; none if nothing was measured."""
-    with contextlib.suppress(OSError, ValueError, TypeError):  # it was never measured, or the file is damaged
-        return [AttentionTime(*time) for time in json.loads(_path(device_kind).read_text())]
-    return []
+
+    def parse(text: str) -> list[AttentionTime]:
+        return [AttentionTime(*time) for time in json.loads(text)]
+
+    return memo.recall("measured", _memo_key(device_kind), parse) or []
 
 
 def settle_attention(config: ConfigDict, location: str, coordinator: Coordinator) -> ConfigDict:
@@ -134,7 +130,6 @@ def find_slower(config: ConfigDict) -> str | None:
     return None
 
 
-def _path(device_kind: str) -> Path:
+def _memo_key(device_kind: str) -> str:
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
-    text = json.dumps([device_kind, code])
-    return cache.root() / "measured" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+    return json.dumps([device_kind, code])

@@ -11,12 +11,11 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, encode_text, user_errors, without_queries
 from vit_jax.config import flatten_config, parse_config
-from vit_jax.monitoring.history import read_history
-from vit_jax.monitoring.ledger_file import LEDGER, Start, read_ledger
 from vit_jax.monitoring.metrics_file import METRICS, read_metrics
+from vit_jax.monitoring.processes import PROCESS_FILES, Start, read_processes
 from vit_jax.storage import filesystem
 
-CONFIG, HISTORY, PLAN, MISTAKES = "config.json", "history.json", "plan.json", ".mistakes.npz"
+CONFIG, PLAN, MISTAKES = "config.json", "plan.json", ".mistakes.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +27,10 @@ class RunFolder:
         location: the folder, local or remote.
         config: the configuration.
         metrics: (step, metrics) of each step that has metrics, once and in order.
-        processes: the processes that trained it, see `vit_jax.monitoring.read_history`; none before the first save.
+        processes: the processes that trained it, see `vit_jax.monitoring.Processes`; none before the first save.
         plan: the content of plan.json, which `vit_jax.plan --json` printed there; None: there is no such file.
         mistakes: name of a file that `vit_jax.evaluate --save=mistakes` wrote there -> its content.
-        starts: where its time went, see `vit_jax.monitoring.read_ledger`; none if an earlier version trained it.
+        starts: where its time went, by process; none if an earlier version trained it.
     """
 
     name: str
@@ -93,7 +92,7 @@ def read_run(location: str, name: str) -> RunFolder:
     Raises:
         UserError: there is no run, or a file cannot be read.
     """
-    paths = {file: filesystem.join_path(location, file) for file in (CONFIG, METRICS, HISTORY, PLAN, LEDGER)}
+    paths = {file: filesystem.join_path(location, file) for file in (CONFIG, METRICS, PLAN, *PROCESS_FILES)}
     text = {file: filesystem.read_bytes(path) for file, path in paths.items() if filesystem.exists(path)}
     saved = filesystem.expand_pattern(filesystem.join_path(location, f"*{MISTAKES}"))
     if CONFIG not in text:
@@ -101,15 +100,16 @@ def read_run(location: str, name: str) -> RunFolder:
     config = parse_config(text[CONFIG], paths[CONFIG])
     if "total_steps" not in config:
         raise UserError(f"{location} is not the folder of a run: its {CONFIG} is of another program.")
+    processes = read_processes({file: text[file] for file in PROCESS_FILES if file in text}, location)
     return RunFolder(
         name,
         location,
         config,
         read_metrics(text.get(METRICS, b""), paths[METRICS]),
-        read_history(text[HISTORY], paths[HISTORY]) if HISTORY in text else [],
+        processes.saved,
         text.get(PLAN),
         {path.rpartition("/")[2]: filesystem.read_bytes(path) for path in sorted(saved)},
-        read_ledger(text.get(LEDGER, b"[]")),
+        processes.starts,
     )
 
 

@@ -1,12 +1,11 @@
 """Asks the compiler about one function of a program, and keeps its report in the folder `plans` of the cache."""
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +17,7 @@ from vit_jax.macs import jaxpr_macs
 from vit_jax.planning import compiler_report, schedules, serialization
 from vit_jax.planning.chips import is_topology
 from vit_jax.planning.compile_records import Executable, StepReport
-from vit_jax.storage import atomic_write, cache, versions
+from vit_jax.storage import memo, versions
 from vit_jax.tree import ArrayTree
 
 # What is asked about a function: "memory" is the memory that it needs. "estimate" adds the compiler's estimate of its
@@ -58,9 +57,9 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Compi
     traced = function.jitted.trace(*function.arguments)
     lowered = traced.lower()
     macs = jaxpr_macs(traced.jaxpr.jaxpr) / mesh.devices.size
-    path = _cache_path(mesh, target, measure, function.options, lowered.as_text())
-    with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
-        return serialization.remembered_step(path.read_text(), flops=2 * macs)
+    key = _memo_key(mesh, target, measure, function.options, lowered.as_text())
+    if known := memo.recall("plans", key, partial(serialization.remembered_step, flops=2 * macs)):
+        return known
     began = time.monotonic()
     executable, needed_bytes = None, None
     try:
@@ -75,10 +74,7 @@ def compile_function(function: Function, mesh: Mesh, target: str, measure: Compi
         versions=dict.fromkeys(PACKAGES) | versions.library_versions(PACKAGES),
         remembered=False,
     )
-    with contextlib.suppress(OSError):  # on a full disk it is not remembered
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(serialization.remember_step(step))
+    memo.remember("plans", key, serialization.remember_step(step))
     return step
 
 
@@ -100,14 +96,13 @@ def _compile(
     return executable
 
 
-def _cache_path(mesh: Mesh, target: str, measure: CompileDetail, options: Options, text: str) -> Path:
+def _memo_key(mesh: Mesh, target: str, measure: CompileDetail, options: Options, text: str) -> str:
     flags = [schedules.other_flags(), os.environ.get("XLA_FLAGS", "")]
     devices = mesh.devices
     places = [devices.shape, [device.id for device in devices.flat]]
     place = target if is_topology(target) else f"{target} {devices.flat[0].device_kind}"
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parent)
-    key = json.dumps([code, place, measure, flags, options, places, text])
-    return cache.root() / "plans" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return json.dumps([code, place, measure, flags, options, places, text])
 
 
 def device_bytes(shapes: ArrayTree, shardings: ArrayTree) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from vit_jax import UserError, format_rounded_up, user_errors
-from vit_jax.storage.home import expand_home
+from vit_jax.storage.paths import expand_home
 
 DEFAULT_GB = 50.0
 SPARE = 64  # where copies must go, one in so many goes in addition: the others need not be looked through for each

@@ -7,26 +7,80 @@ the lack of an answer.
 import contextlib
 import glob as local_glob
 import hashlib
+import json
 import os
 import posixpath
+import re
 import secrets
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax import UserError, reason, user_errors
-from vit_jax.storage import cache, retry, timeout
+from vit_jax.storage import cache
 from vit_jax.storage.atomic import atomic_write
-from vit_jax.storage.home import expand_home
-from vit_jax.storage.remote_version import Version, version_of
-from vit_jax.storage.stores import EXTRAS, open_store
+from vit_jax.storage.paths import expand_home
+from vit_jax.storage.stores import (
+    EXTRAS,
+    Progress,
+    ShortRead,
+    call_with_timeout,
+    log_recovery,
+    open_store,
+    retry_transient,
+)
 
 CONCURRENT_REQUESTS = 16
 # Progress is reported part by part: with parts of 50 MB, ten at once, each would take too long on a slow line.
 UPLOAD_OPTIONS = {"chunksize": 2**23, "max_concurrency": 4}
 REPEATED = {"read", "list"}  # the operations that are repeated after a transient error
+# The fields of a listing that differ between versions of an object; stores know some of them.
+FIELDS = (
+    *("etag", "ETag", "generation", "mtime", "LastModified", "created"),
+    *("last_modified", "Last-Modified", "modified", "modify", "updated", "blob_id", "sha", "Content-MD5"),
+)
+PROCESSES = "VIT_JAX_PROCESSES"  # the variable by which a process and its workers know each other
+DATASET = re.compile(r"hf://datasets/(?P<name>[^/@,+*]+/[^/@,+*]+)(?:@(?P<revision>[^/,+*]+))?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Version(NamedTuple):
+    """The version of a remote file; it can be sent to other processes.
+
+    Attributes:
+        size: the size in bytes; None: the store does not state it.
+        field: the name of the field that identifies the version, one of FIELDS; empty: the store states none of them.
+        value: the value of `field`. Without a field, a text that is unique to this process and its workers.
+    """
+
+    size: int | None
+    field: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        """A short text that differs between a file and another that replaces it."""
+        return f"{self.size} {self.value}"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the store states the size and a field that changes when another file replaces this one."""
+        return bool(self.field) and self.size is not None
+
+    def is_replaced(self, info: dict[str, Any]) -> bool:
+        """Returns whether a store's later entry is of another file; False if the entry does not state `field`."""
+        return bool(self.field) and str(info.get(self.field, self.value)) != self.value
+
+
+def version_of(info: dict[str, Any]) -> Version:
+    """Returns the version that a store's entry states."""
+    field = next((field for field in FIELDS if info.get(field)), "")
+    return Version(
+        info["size"], field, str(info[field]) if field else os.environ.setdefault(PROCESSES, uuid.uuid4().hex)
+    )
 
 
 def is_remote(path: str) -> bool:
@@ -49,18 +103,6 @@ def join_path(folder: str, *names: str) -> str:
     return posixpath.join(folder, *names)
 
 
-def hub_commit(name: str, revision: str | None) -> str:
-    """Returns the commit of a revision (None: main) of the data set OWNER/NAME on the hub; raises as `read_bytes`."""
-
-    def ask(store: Any, _: str, __: timeout.Progress) -> str:
-        import huggingface_hub  # there if its store could be opened
-
-        hub = huggingface_hub.HfApi(endpoint=store.endpoint, token=store.token)
-        return hub.dataset_info(name, revision=revision).sha
-
-    return _call_store("read", f"hf://datasets/{name}", ask)
-
-
 def read_bytes(path: str) -> bytes:
     """Returns the content of a file.
 
@@ -71,6 +113,29 @@ def read_bytes(path: str) -> bytes:
         return _call_store("read", path, lambda store, name, _: store.cat_file(name))
     with user_errors(f"cannot read {path}"):
         return Path(path).read_bytes()
+
+
+def read_json(path: str) -> Any:
+    """Returns the value in a JSON file, local or remote.
+
+    Raises:
+        UserError: the file is missing or not JSON, or an object has two entries of the same key, of which Python would
+            take the last.
+    """
+    try:
+        return json.loads(read_bytes(path), object_pairs_hook=_unique_entries)
+    except (ValueError, RecursionError) as error:  # the second: nested thousands of times
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+
+
+def _unique_entries(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of the entries of a JSON object; raises ValueError if two of them have the same key."""
+    value = dict(entries)
+    if len(value) < len(entries):
+        keys = [key for key, _ in entries]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} occurs twice in an object")
+    return value
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
@@ -153,6 +218,42 @@ def file_version(path: str) -> str:
     with user_errors(f"cannot read {path}"):
         status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def pin_revision(path: str) -> str:
+    """Returns a path or a source in which the revision of a data set on the hub is replaced by its commit.
+
+    Where no revision is stated, the commit of main is inserted. A path that is not on the hub is returned as it is.
+
+    Raises:
+        UserError: there is no such data set or revision, or the hub does not answer.
+    """
+
+    def pin(match: re.Match) -> str:
+        name, revision = match["name"], match["revision"]
+        commit = revision if COMMIT.fullmatch(revision or "") else _hub_commit(name, revision)
+        return f"hf://datasets/{name}@{commit}"
+
+    return DATASET.sub(pin, path)
+
+
+def unpin_revision(path: str) -> str:
+    """Returns a path or a source without the commit that it states. A revision that is not a commit stays."""
+    return DATASET.sub(
+        lambda match: f"hf://datasets/{match['name']}" if COMMIT.fullmatch(match["revision"] or "") else match[0], path
+    )
+
+
+def _hub_commit(name: str, revision: str | None) -> str:
+    """Returns the commit of a revision (None: main) of the data set OWNER/NAME on the hub; raises as `read_bytes`."""
+
+    def ask(store: Any, _: str, __: Progress) -> str:
+        import huggingface_hub  # there if its store could be opened
+
+        hub = huggingface_hub.HfApi(endpoint=store.endpoint, token=store.token)
+        return hub.dataset_info(name, revision=revision).sha
+
+    return _call_store("read", f"hf://datasets/{name}", ask)
 
 
 def local_copy(path: str, *sibling_names: str, version: Version | None = None) -> str:
@@ -241,23 +342,29 @@ def upload(path: str | Path, remote: str) -> None:
     )
 
 
-def move_folder(folder: str, names: list[str], target: str) -> None:
-    """Moves files of a remote folder, named relative to it, to another folder of the same store.
+def move_folder(folder: str, target: str, removed_first: str = "") -> None:
+    """Renames a folder, local or remote; `target` is the new path on the same disk or store.
 
-    All files are copied before any is removed. The first of `names` is removed before the others.
+    On a store all files are copied before any is removed, and the file with the name `removed_first` is removed before
+    the others.
 
     Raises:
-        UserError: a file cannot be copied or removed.
+        UserError: the folder cannot be renamed, or a file cannot be copied or removed.
     """
+    if not is_remote(folder):
+        with user_errors(f"cannot rename {folder}"):
+            Path(folder).rename(target)
+        return
 
     def copy(name: str) -> None:
         new = join_path(target, name)
         _call_store("move", join_path(folder, name), lambda store, key, _: store.cp_file(key, _key(store, new)))
 
+    names = list_files(folder)
     with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(copy, names))
-    remove_files(folder, names[:1])
-    remove_files(folder, names[1:])
+    for is_first in (True, False):
+        remove_files(folder, [name for name in names if (name == removed_first) == is_first])
 
 
 def remove_files(folder: str, names: list[str]) -> None:
@@ -339,7 +446,7 @@ def _copy(path: str, version: Version | None, target: Path) -> None:
         UserError: the file cannot be read, or is of another version than `version`, unless that is None.
     """
 
-    def copy(store: Any, key: str, progress: timeout.Progress) -> None:
+    def copy(store: Any, key: str, progress: Progress) -> None:
         # Each attempt has a file of its own: an attempt that was given up may still write to its file, or remove it.
         unfinished = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
         try:
@@ -353,7 +460,7 @@ def _copy(path: str, version: Version | None, target: Path) -> None:
                         f"{path} was replaced after this run had listed it; run the same command again to read it anew."
                     )
                 if now["size"] not in (None, size):
-                    raise retry.ShortRead(f"only {size} of its {now['size']} bytes came")
+                    raise ShortRead(f"only {size} of its {now['size']} bytes came")
             unfinished.rename(target)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -361,7 +468,7 @@ def _copy(path: str, version: Version | None, target: Path) -> None:
     _call_store("read", path, copy)
 
 
-def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress], Any]) -> Any:
+def _call_store(verb: str, path: str, call: Callable[[Any, str, Progress], Any]) -> Any:
     """Returns what `call(store, key, progress)` returns; `key` is the name by which the store knows `path`.
 
     `verb` names the operation in messages. An operation in `REPEATED` is repeated after a transient error.
@@ -372,19 +479,19 @@ def _call_store(verb: str, path: str, call: Callable[[Any, str, timeout.Progress
     protocol, _, rest = path.partition("://")
     server = f"{protocol}://{rest.partition('/')[0]}"
 
-    def once(progress: timeout.Progress) -> Any:
+    def once(progress: Progress) -> Any:
         store = open_store(server, os.getpid())
         return call(store, _key(store, path), progress)
 
-    def run(progress: timeout.Progress) -> Any:
+    def run(progress: Progress) -> Any:
         began = time.monotonic()
-        result = retry.retry_transient(once, progress) if verb in REPEATED else once(progress)
-        retry.log_recovery(path, progress, time.monotonic() - began)
+        result = retry_transient(once, progress) if verb in REPEATED else once(progress)
+        log_recovery(path, progress, time.monotonic() - began)
         return result
 
     with user_errors(f"cannot {verb} {path}", Exception):  # each store's library has its own exceptions
         try:
-            return timeout.call_with_timeout(path, run)
+            return call_with_timeout(path, run)
         except ImportError as error:
             command = f"pip install -e '.[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
             raise UserError(f"{protocol}:// paths need a package that is not installed: {command}") from error

@@ -68,7 +68,7 @@ class Run:
             self._trace.before(step)
             with self._supervisor.phase(f"data of step {step}", Category.DATA):
                 batch = self._next_batch(step)
-            self._supervisor.enter_phase(f"step {step}", self._workdir.ledger.category(step))
+            self._supervisor.enter_phase(f"step {step}", self._workdir.processes.category(step))
             yield step, batch
 
     def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
@@ -80,7 +80,7 @@ class Run:
             UserError: the previous checkpoint could not be written.
         """
         self.state, self.step = state, step
-        self._workdir.ledger.count_step(step, values)
+        self._workdir.processes.count_step(step, values)
         self._train_metrics(step, values)
         self._trace.after(step, state)
         self._supervisor.count_step()
@@ -142,7 +142,7 @@ class Run:
         self._supervisor.raise_pending()
         self._supervisor.ledger.enter(Category.SAVING)
         model = self._workdir.export(self.state)
-        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._workdir.ledger.starts)]))
+        self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._workdir.processes.starts)]))
         return self.metrics
 
     def _next_batch(self, step: int) -> Batch:
@@ -163,7 +163,7 @@ class Run:
         self._supervisor.raise_pending()  # another run may have taken the workdir
         if self.step > self._workdir.start:
             self.save()
-        self._log.write_text("\n".join(ledger_lines(self._workdir.ledger.starts)))
+        self._log.write_text("\n".join(ledger_lines(self._workdir.processes.starts)))
         if self.step:
             end_all_hosts(self._supervisor, self._workdir, self.step, self._failure)
 

@@ -3,26 +3,29 @@
 import contextlib
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, without_queries
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
-from vit_jax.distributed import SINGLE_HOST, Coordinator, GatheredArray
-from vit_jax.monitoring import History, Ledger, LedgerFile, MetricsCallback, MetricWriter, last_logged_step
+from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
+from vit_jax.monitoring import PROCESS_FILES, Ledger, MetricsCallback, MetricWriter, ProcessFile, last_logged_step
 from vit_jax.program import Program
 from vit_jax.step import TrainState
-from vit_jax.storage import check_init_from, check_workdir, open_mirror
+from vit_jax.storage import RunFiles, check_init_from, check_workdir
 from vit_jax.training import run_summary
 from vit_jax.training.initial_weights import load_init
 from vit_jax.training.teacher import Teacher, check_teacher
 
-LOGS = ("metrics.jsonl", "train.log", "history.json", "ledger.json")  # files that a resumed run continues
+LOGS = ("metrics.jsonl", "train.log", *PROCESS_FILES)  # files that a resumed run continues
 
 
 class Workdir:
@@ -35,10 +38,10 @@ class Workdir:
         path: the folder itself or, for a remote one, a local folder whose files are uploaded.
         start: the number of steps that the run had made when this process opened it.
         evaluated: whether the state after `start` was evaluated; True at 0.
-        ledger: the record of how the run spends its time; set by `open_log`.
+        processes: the record of the processes and of how they spend their time; set by `open_log`.
     """
 
-    ledger: LedgerFile
+    processes: ProcessFile
 
     def __init__(
         self,
@@ -58,13 +61,12 @@ class Workdir:
         self.location = location = check_workdir(folder)
         check_init_from(config.init_from, location)
         first = jax.process_index() == 0
-        self._mirror = open_mirror(location, ("config.json", *(LOGS if first else ())))
-        self.path = self._mirror.path
+        self._files = RunFiles(location, ("config.json", *(LOGS if first else ())))
+        self.path = self._files.path
         self._log: MetricWriter | None = None
-        self._history: History | None = None
         self._warnings: list[str] = []
         self._failed: UserError | None = None
-        self._config, self._program, self._teacher = config, program, teacher
+        self._config, self._program, self._teacher, self._coordinator = config, program, teacher, coordinator
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
@@ -72,13 +74,13 @@ class Workdir:
         self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
         self._about |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
-            undone.callback(self._mirror.close)
+            undone.callback(self._files.close)
             saved = self.path / "config.json"
             before = load_config(saved) if saved.exists() else None
             named = before is not None and have_same_measure(before, config)
             self._checkpoints = Checkpoints(config, location, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
-            self._has_model = first and self._mirror.exists(interop.MODEL_FILE)
+            self._has_model = first and self._files.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
             resumes, source = bool(self._checkpoints.steps), config.init_from
@@ -122,13 +124,17 @@ class Workdir:
             UserError: the checkpoint is of other data or another teacher, or beyond the end of the run; all checkpoints
                 are damaged or cannot be read; or no checkpoint can be written.
         """
-        program = self._program
-        restored = self._checkpoints.restore(program.state, program.state_shardings, self._check_manifest)
+        program, restored = self._program, None
+        for manifest in self._checkpoints.candidates():
+            # On every host, before a state is read that may be of another program.
+            warnings = run_on_all(self._coordinator, "the manifest", partial(self._check_manifest, manifest))[0]
+            if restored := self._checkpoints.restore(manifest, program.state, program.state_shardings):
+                break
         with self._writing():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.about["evaluated"]
-            self._warnings = [*restored.set_aside, *self._check_manifest(restored.about)]
+            self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
             self._about["model"]["resample"] = restored.about.get("model", {}).get("resample", "linear")
             self._about |= {key: restored.about[key] for key in stored if key in restored.about}
@@ -162,17 +168,15 @@ class Workdir:
             config.total_steps,
             config.batch,
             config.data.num_classes,
-            self._mirror.push,
+            self._files.push,
             watch,
             self._open_wandb(),
         )
-        self.ledger = LedgerFile(self.path, self.start, config.total_steps, ledger)
+        devices = self._program.mesh.devices.flatten().tolist()
+        teacher_macs = self._teacher.macs_per_image if self._teacher else 0
+        self.processes = ProcessFile(self.path, self.start, config.total_steps, ledger, devices, teacher_macs)
         lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.location}", origin]
         log.write_text("\n".join(lines))
-        if jax.process_index() == 0:
-            devices = self._program.mesh.devices.flatten().tolist()
-            teacher_macs = self._teacher.macs_per_image if self._teacher else 0
-            self._history = History(self.path, self.start, devices, teacher_macs)
         for line in self._warnings:
             log.write_text(f"WARNING: {line}", to_terminal=False)
         if not self.start:
@@ -199,7 +203,7 @@ class Workdir:
             with user_errors(f"cannot write to the workdir {self.location}"):
                 save_config(self._config, self.path / "config.json")
         with self._writing():
-            self._mirror.flush()  # a store that refuses is reported before the first step
+            self._files.flush()  # a store that refuses is reported before the first step
 
     def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
         return 0 < self.start == self._config.total_steps
@@ -211,9 +215,7 @@ class Workdir:
             UserError: the disk or the store refuses this checkpoint or refused the previous one, or does not answer.
             NonFiniteLoss: the state is not finite. No checkpoint is written then.
         """
-        if self._history:
-            self._history.write(step)
-        self.ledger.count_save()
+        self.processes.count_save(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
             self._checkpoints.save(state, step, self._about)
@@ -231,7 +233,7 @@ class Workdir:
         if self._log:
             self._log.flush()
         with self._writing():
-            self._mirror.flush()
+            self._files.flush()
 
     def poll(self) -> None:
         """Checks, without waiting, the checkpoint that is being written.
@@ -248,7 +250,7 @@ class Workdir:
             adapters = interop.ADAPTER_FILES if self._config.adapt.rank else ()
             for name in (interop.MODEL_FILE, *adapters):
                 try:
-                    self._mirror.unlink(name)  # of a shorter run
+                    self._files.unlink(name)  # of a shorter run
                 except UserError as error:
                     logging.getLogger(__name__).warning("could not delete the older %s: %s", name, error)
 
@@ -270,8 +272,7 @@ class Workdir:
         self.wait()
         model = interop.restore_model(self._about["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
-        if self._history:
-            self._history.write(self._config.total_steps)
+        self.processes.note_state(self._config.total_steps)
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, model, weights)
         else:
@@ -282,9 +283,9 @@ class Workdir:
             if jax.process_index() == 0:
                 start = self._about.get("start", {})
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
-        self.ledger.complete()
+        self.processes.complete()
         with self._writing():
-            self._mirror.flush()
+            self._files.flush()
         return f"{self.location}/{interop.MODEL_FILE}"
 
     def close(self) -> None:
@@ -295,15 +296,15 @@ class Workdir:
         """
         try:
             if self._log:
-                self.ledger.close()
+                self.processes.close()
             with self._writing():
-                # The mirror comes first: it notices quickly that the store does not answer, while Orbax tries for long.
-                self._mirror.flush(is_final=True)
+                # First: they notice quickly that the store does not answer, while Orbax tries for long.
+                self._files.flush(is_final=True)
                 self._checkpoints.close()
         except BaseException:  # Ctrl-C in a notebook too, where the next run needs the local folder
-            self._checkpoints.abandon(self._mirror.close)
+            self._checkpoints.abandon(self._files.close)
             raise
-        self._mirror.close()
+        self._files.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -319,6 +320,29 @@ class Workdir:
         except UserError as error:
             self._failed = error
             raise
+
+
+class GatheredArray:
+    """A sharded array that is gathered when it is converted to NumPy, and not kept afterwards.
+
+    Attributes:
+        shape: the shape of the whole array.
+        dtype: the dtype of the array.
+    """
+
+    def __init__(self, array: jax.Array):
+        """Takes an array with any sharding."""
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Gathers the array. All processes must convert the same arrays in the same order."""
+        sharding = self._array.sharding
+        if self._array.is_fully_addressable:  # then one device suffices
+            first = min(sharding.device_set, key=lambda device: device.id)
+            whole = jax.device_put(self._array, SingleDeviceSharding(first))
+        else:
+            whole = jax.jit(lambda array: array, out_shardings=NamedSharding(sharding.mesh, P()))(self._array)
+        return np.asarray(whole, dtype)  # the gathered copy is freed together with the result
 
 
 def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:

@@ -1,8 +1,6 @@
 """Asks a process in which libtpu writes schedules for the cycles of kernels, and keeps them in the cache."""
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -12,7 +10,7 @@ from pathlib import Path
 
 from vit_jax.planning import hlo
 from vit_jax.planning.schedules import dumps, pallas_kernels
-from vit_jax.storage import atomic_write, cache, versions
+from vit_jax.storage import memo, versions
 
 
 def sum_kernel_cycles(text: str, target: str) -> int | None:
@@ -32,20 +30,13 @@ def sum_kernel_cycles(text: str, target: str) -> int | None:
         if each.is_kernel and not each.fused:
             kernel = pallas_kernels.parse_kernel(each)
             times[kernel] = times.get(kernel, 0) + each.times
-    paths = {kernel: _cache_path(kernel, target) for kernel in times}
-    cycles_by_kernel: dict[pallas_kernels.Kernel, int | None] = {}
-    for kernel, path in paths.items():
-        with contextlib.suppress(OSError, ValueError):  # it was never compiled, or the file is damaged
-            cycles_by_kernel[kernel] = int(json.loads(path.read_text()))
-    unknown = [kernel for kernel in times if kernel not in cycles_by_kernel]
+    keys = {kernel: _memo_key(kernel, target) for kernel in times}
+    cycles_by_kernel = {kernel: memo.recall("kernels", key, int) for kernel, key in keys.items()}
+    unknown = [kernel for kernel, cycles in cycles_by_kernel.items() if cycles is None]
     for kernel, cycles in zip(unknown, _compile(unknown, target), strict=True):
         cycles_by_kernel[kernel] = cycles
-        if cycles is None:
-            continue
-        with contextlib.suppress(OSError):  # on a full disk it is not remembered
-            paths[kernel].parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(paths[kernel]) as temporary:
-                temporary.write_text(json.dumps(cycles))
+        if cycles is not None:
+            memo.remember("kernels", keys[kernel], str(cycles))
     known = [cycles * times[kernel] for kernel, cycles in cycles_by_kernel.items() if cycles is not None]
     return sum(known) if times and len(known) == len(times) else None
 
@@ -66,7 +57,6 @@ def _compile(unknown: list[pallas_kernels.Kernel], target: str) -> list[int | No
     return json.loads(answer.stdout) if answer.returncode == 0 else [None] * len(unknown)
 
 
-def _cache_path(kernel: pallas_kernels.Kernel, target: str) -> Path:
+def _memo_key(kernel: pallas_kernels.Kernel, target: str) -> str:
     code = versions.library_versions(versions.COMPILERS), versions.source_digest(Path(__file__).parents[1])
-    key = json.dumps([dataclasses.asdict(kernel), target.partition(":")[0], code, dumps.other_flags()])
-    return cache.root() / "kernels" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return json.dumps([dataclasses.asdict(kernel), target.partition(":")[0], code, dumps.other_flags()])

@@ -3,7 +3,7 @@
 import fsspec
 import pytest
 
-from vit_jax.storage import filesystem, mirror
+from vit_jax.storage import filesystem, run_files
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.fixture
 def opened(place):
-    one = mirror.open_mirror(place, ())
+    one = run_files.RunFiles(place, ())
     yield one
     one.close()
 
@@ -59,7 +59,7 @@ def test_growing_logs_are_uploaded_a_bounded_number_of_times(opened, place, monk
         upload(path, remote)
 
     monkeypatch.setattr(filesystem, "upload", counted)
-    monkeypatch.setattr(mirror, "UPLOAD_INTERVAL", 0.0)
+    monkeypatch.setattr(run_files, "UPLOAD_INTERVAL", 0.0)
     for line in range(1, 301):
         with (opened.path / "metrics.jsonl").open("a") as file:
             file.write("x" * 999 + "\n")

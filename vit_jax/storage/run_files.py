@@ -1,4 +1,4 @@
-"""The local side of a workdir: a run writes its files locally, and each file is uploaded whole to a remote workdir."""
+"""The files of a run: it writes them to a local folder and, if its workdir is remote, uploads each of them whole."""
 
 import contextlib
 import hashlib
@@ -16,13 +16,13 @@ import jax
 from vit_jax import NoAnswer, UserError, encode_text
 from vit_jax.storage import cache, filesystem
 from vit_jax.storage.atomic import SUFFIX
-from vit_jax.storage.home import expand_home
+from vit_jax.storage.paths import expand_home
 
 WRITABLE = ("gs", "s3")  # protocols
 UPLOAD_INTERVAL = 10.0  # seconds from one upload in the background to the next
 GROWTH = 1 / 8  # share by which a file must have grown since its last upload to be uploaded again in the background
 SMALL = 2**14  # a file of fewer bytes is uploaded however little it has grown
-UNMIRRORED = "checkpoints"  # the folder that Orbax writes itself
+CHECKPOINTS = "checkpoints"  # the folder that `vit_jax.checkpoint` writes itself
 AT_THE_END = "wandb"  # the folder of another program's working files
 RELEASE = 60.0  # seconds that an earlier run of this process may take to finish
 UPLOADED_LAST = "model.npz"  # a reader that finds the weights also finds `model.json`, which describes them
@@ -51,16 +51,11 @@ def check_init_from(source: str | None, location: str) -> None:
     """Raises UserError if `source` is the model or a checkpoint of the workdir `location`: the run would replace it."""
     own = filesystem.absolute_path(location).rstrip("/")
     path = filesystem.absolute_path(source).rstrip("/") if source else ""
-    if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{UNMIRRORED}/"):
+    if path in (own, f"{own}/model.npz") or f"{path}/".startswith(f"{own}/{CHECKPOINTS}/"):
         raise UserError(
             f"init_from={source} is in the workdir {location}, where this run would replace it; choose another "
             "--workdir."
         )
-
-
-def open_mirror(location: str, names: tuple[str, ...]) -> "LocalFolder | Mirror":
-    """Opens the local side of a workdir; see `LocalFolder` and `Mirror`."""
-    return Mirror(location, names) if filesystem.is_remote(location) else LocalFolder(Path(location))
 
 
 def owner_of(location: str) -> str:
@@ -68,52 +63,28 @@ def owner_of(location: str) -> str:
     return hashlib.sha256(encode_text(f"{location} {jax.process_index()}")).hexdigest()[:16]
 
 
-class LocalFolder:
-    """A local workdir, which needs no copy: the methods of `Mirror`, with nothing to upload."""
-
-    def __init__(self, path: Path):
-        """Takes the folder."""
-        self.path = path
-
-    def push(self) -> None:
-        """Does nothing."""
-
-    def flush(self, is_final: bool = False) -> None:
-        """Does nothing."""
-
-    def exists(self, name: str) -> bool:
-        """Returns whether a file exists."""
-        return (self.path / name).exists()
-
-    def unlink(self, name: str) -> None:
-        """Removes a file, if it exists."""
-        (self.path / name).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class Mirror:
-    """A local folder whose files are uploaded to a remote workdir.
+class RunFiles:
+    """The files of a run but its checkpoints.
 
     Attributes:
-        path: the local folder.
+        path: the workdir itself if it is local, else the local folder from which files are uploaded.
     """
 
     def __init__(self, location: str, names: tuple[str, ...]):
-        """Empties the local folder and downloads to it those files of `names` that the workdir has.
+        """Opens a workdir. For a remote one, empties the local folder, and downloads the files `names` if they exist.
 
         Raises:
-            UserError: another process on this machine writes to the workdir, an earlier run of this process has not
-                released it after `RELEASE` seconds, or the store refuses or does not answer.
+            UserError: the workdir is remote, and another process on this machine writes to it, an earlier run of this
+                process has not released it after `RELEASE` seconds, or the store refuses or does not answer.
         """
-        self._location = location
+        self._location, self._is_remote = location, filesystem.is_remote(location)
         self._thread: threading.Thread | None = None
         self._unanswered: NoAnswer | None = None
         self._last = time.monotonic()
-        self.path = (
-            cache.root() / "runs" / owner_of(location)
-        )  # the same run finds it, and empties it, after it was killed
+        if not self._is_remote:
+            self.path = Path(location)
+            return
+        self.path = cache.root() / "runs" / owner_of(location)  # if this run is killed, the next start empties it
         end = time.monotonic() + RELEASE
         while cache.is_locked_here(self.path):
             if time.monotonic() > end:
@@ -133,12 +104,13 @@ class Mirror:
     def push(self) -> None:
         """Uploads changed files in the background. An error is logged; if the store does not answer, `flush` raises it.
 
-        Does nothing while an upload is running, for `UPLOAD_INTERVAL` seconds after the last one, and once the store
+        Uploads nothing while an upload is running, for `UPLOAD_INTERVAL` seconds after the last one, and once the store
         has not answered. A file that has grown by less than an eighth since its last upload waits, unless it is small:
         so all uploads of a growing file add up to at most about nine times its size.
         """
         if (
-            self._unanswered
+            not self._is_remote
+            or self._unanswered
             or time.monotonic() - self._last < UPLOAD_INTERVAL
             or (self._thread and self._thread.is_alive())
         ):
@@ -159,10 +131,11 @@ class Mirror:
             self._thread.join()
         if self._unanswered:
             raise self._unanswered
-        self._upload(self._files(is_final))
+        if self._is_remote:
+            self._upload(self._files(is_final))
 
     def exists(self, name: str) -> bool:
-        """Returns whether a file exists in the remote workdir.
+        """Returns whether a file exists in the workdir.
 
         Raises:
             UserError: the store refuses or does not answer.
@@ -170,28 +143,31 @@ class Mirror:
         return filesystem.exists(filesystem.join_path(self._location, name))
 
     def unlink(self, name: str) -> None:
-        """Removes a file from the local folder and from the remote workdir, if it exists.
+        """Removes a file, if it exists, from the workdir and the local folder.
 
         Raises:
             UserError: the store refuses or does not answer.
         """
         (self.path / name).unlink(missing_ok=True)
-        filesystem.remove_files(self._location, [name])
+        if self._is_remote:
+            filesystem.remove_files(self._location, [name])
 
     def close(self) -> None:
-        """Removes the local folder and unlocks it. Uploads nothing."""
+        """Removes the local folder of a remote workdir and unlocks it. Uploads nothing."""
+        if not self._is_remote:
+            return
         shutil.rmtree(self.path, ignore_errors=True)
         cache.unlock_folder(self.path)
 
     def _files(self, is_final: bool) -> dict[str, tuple[int, int]]:
         """Returns name -> (bytes, time of modification in ns) of the local files, in the order of their upload.
 
-        Files of `UNMIRRORED` are left out, and files of `AT_THE_END` too unless `is_final`.
+        Files of `CHECKPOINTS` are left out, and files of `AT_THE_END` too unless `is_final`.
         """
         files = {}
         for folder, folders, names in os.walk(self.path):  # `os.walk` passes over folders that vanish
             if Path(folder) == self.path:
-                folders[:] = [name for name in folders if name != UNMIRRORED and (is_final or name != AT_THE_END)]
+                folders[:] = [name for name in folders if name != CHECKPOINTS and (is_final or name != AT_THE_END)]
             for path in (Path(folder, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     about = path.stat(follow_symlinks=False)

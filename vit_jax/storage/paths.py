@@ -1,12 +1,26 @@
-"""The names of files and folders, which may have 255 bytes each."""
+"""Local paths: the home folder, which containers may lack, and names, which may have 255 bytes each."""
 
 import hashlib
 import os
+from pathlib import Path
 
 from vit_jax import UserError, printable
 
 MOST_BYTES = 255  # on the file systems of Linux and macOS
 SHORTENED = 200  # bytes of the start of a longer name, after which a digest and suffixes have room
+
+
+def expand_home(path: str | Path, advice: str = "set HOME to a folder.") -> Path:
+    """Returns a local path with `~` at its start replaced by the home folder.
+
+    Raises:
+        UserError: there is no such folder, and the message ends with `advice`; or see `check_names`.
+    """
+    check_names(path)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"there is no home folder for {path}; {advice}") from None
 
 
 def check_names(path: str | os.PathLike[str]) -> None:
