@@ -45,7 +45,7 @@ def room_of(module: str) -> str:
 
 
 # What their processes print is read by this package.
-PIPES = ("vit_jax.planning.worker", "vit_jax.planning.schedules.pallas_kernels", "vit_jax.machine.accelerators")
+PIPES = ("vit_jax.planning.worker", "vit_jax.planning.schedules.kernel_cycles", "vit_jax.machine.accelerators")
 PIPES += ("vit_jax.machine.kernel_check",)
 
 # Library -> the only modules that may import it.

@@ -239,7 +239,7 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
 
 def test_the_output_of_every_command_of_the_project_is_listed():
     inner = {  # started by the others, or the door to them
-        *("vit_jax.planning.worker", "vit_jax.planning.schedules.pallas_kernels", "vit_jax.__main__"),
+        *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernel_cycles", "vit_jax.__main__"),
         *(
             "benchmarks.agreement_torch",
             "benchmarks.train_step_torch",

@@ -8,8 +8,8 @@ from typing import Any
 
 from vit_jax import analysis, encode_text
 from vit_jax.planning import plan_table
-from vit_jax.planning.parts import cycle_parts, memory_parts, utilisation
-from vit_jax.planning.plan_records import Plan
+from vit_jax.planning.plan_table import cycle_parts, memory_parts, utilisation
+from vit_jax.planning.records import Plan
 
 GIB, MILLION = 2**30, 10**6
 LIMITS = (

@@ -1,12 +1,23 @@
-"""The records that planning passes on: what is asked for, and what a compiler reports.
+"""The records that planning passes on: what is asked for, what a compiler reports, the plan, and all of them as JSON.
 
 Bytes, FLOPs and exchanges are those of one device.
+
+The JSON is what `--json` prints, what the compiler's process answers, and what the cache keeps. The keys of the parts
+of a record, such as the workload and the estimate of a plan, lie side by side in one object. A key is absent if the
+record lacks the part to which it belongs: a program that does not fit has no keys of an estimate. A key is null if the
+part is there without this value: `cycles` of a program for a CPU.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from vit_jax.planning.goodput import GoodputEstimate
 
 ConfigChange = dict[str, str]  # config field -> new value
+Json = dict[str, Any]
+ReportT = TypeVar("ReportT")
 
 
 def config_flags(change: ConfigChange) -> list[str]:
@@ -288,3 +299,234 @@ class Compilation:
 
     def _parts(self) -> Iterable[StepReport | EvaluationReport]:
         return (self.step, self.evaluation) if self.evaluation else (self.step,)
+
+
+@dataclasses.dataclass(frozen=True)
+class RatioBand:
+    """The range of the published step times of real runs, as multiples of their predicted times.
+
+    Attributes:
+        low: the smallest ratio of published to predicted time.
+        high: the largest ratio of published to predicted time.
+        runs: the number of runs.
+        kinds: the kinds of chips on which the runs were made.
+    """
+
+    low: float
+    high: float
+    runs: int
+    kinds: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEstimate:
+    """The estimate of a whole training run.
+
+    Attributes:
+        images_per_second_per_host: images per second that the busiest host must read.
+        input_cores: CPU cores that this reading takes.
+        images_per_second_per_core: images per second that one core is assumed to read.
+        host_cores: CPU cores of a host.
+        hours: the hours of the run.
+        chip_hours: the hours of the run, summed over all chips.
+        paper_tpuv3_core_days: TPUv3-core-days of the paper's run of this model on these data for as many epochs; None
+            if the paper has no such run.
+        streamed_disk: number of hosts -> bytes of shards on the disk of each host, for the number of hosts of the plan
+            and its halves down to 1. Empty if the images cannot be streamed.
+    """
+
+    images_per_second_per_host: float
+    input_cores: float
+    images_per_second_per_core: int
+    host_cores: int
+    hours: float
+    chip_hours: float
+    paper_tpuv3_core_days: int | None
+    streamed_disk: dict[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The estimate of a step on a TPU, by the compiler's cycles and the published speed of the links.
+
+    Attributes:
+        cycles_per_image: cycles of compute that one chip takes for one of its images.
+        compute_seconds: seconds of compute in a step.
+        exchange_seconds: seconds of exchange in a step.
+        images_per_second_per_chip: the rate of processing.
+        mfu: model FLOPs utilization, between 0 and 1.
+        model_flops: model FLOPs of a step on one chip.
+        run: the whole run; None for a prediction.
+        band: the band of the time of a step, compute and exchange together; None: not calibrated.
+    """
+
+    cycles_per_image: float
+    compute_seconds: float
+    exchange_seconds: float
+    images_per_second_per_chip: float
+    mfu: float
+    model_flops: float
+    run: RunEstimate | None
+    band: RatioBand | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleEstimate:
+    """The estimate of a step on a TPU by the schedules of its operations and the exchange that they do not hide.
+
+    Attributes:
+        cycles_per_image: cycles that one chip takes for one of its images, without the exchange.
+        seconds: seconds of a step, with the exchange that is not hidden.
+        images_per_second_per_chip: the rate of processing.
+        mfu: model FLOPs utilization, between 0 and 1.
+        band: the band of `seconds`; None: not calibrated.
+    """
+
+    cycles_per_image: float
+    seconds: float
+    images_per_second_per_chip: float
+    mfu: float
+    band: RatioBand | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """Among the changes with which a program fits, the one that costs the least speed.
+
+    Attributes:
+        change: the change to the configuration; empty if `plan` is None.
+        plan: the plan with the change; None: no change that was tried makes the program fit.
+    """
+
+    change: ConfigChange
+    plan: "Plan | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch that fits.
+
+    Attributes:
+        plan: the plan with that batch; None: no batch fits.
+        refused_images_per_device: images per device of the smallest batch that does not fit or that the configuration
+            does not allow, among those tried; None: every batch tried fits.
+    """
+
+    plan: "Plan | None"
+    refused_images_per_device: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that is known of a request.
+
+    Attributes:
+        compilation: what the compiler reported.
+        estimate: the estimate by the compiler's cycles; None if the program does not fit or is not for a TPU.
+        price: the price of the run; None if no price was given or there is no estimate of a run.
+        advice: what the search for a change with which the program fits has found; None if the program fits, or if the
+            largest batch was searched instead.
+        largest: the largest batch that fits; None if it was not searched.
+        command: the command that trains as planned; None if nothing that fits was found, or for a prediction.
+        by_schedule: the estimate by schedules; None if it was not asked for or the program does not fit.
+        goodput: the goodput to expect; None if there is no estimate of a run.
+    """
+
+    compilation: Compilation
+    estimate: Estimate | None = None
+    price: float | None = None
+    advice: Advice | None = None
+    largest: LargestBatch | None = None
+    command: str | None = None
+    by_schedule: ScheduleEstimate | None = None
+    goodput: GoodputEstimate | None = None
+
+
+def plan_to_json(plan: Plan) -> Json:
+    """Returns what `python -m vit_jax.plan --json` prints of a plan."""
+    result = compilation_to_json(plan.compilation)
+    if plan.estimate:
+        estimate = dataclasses.asdict(plan.estimate)
+        run = estimate.pop("run")
+        result |= estimate | (run or {})
+    if plan.by_schedule:
+        result["schedule"] |= dataclasses.asdict(plan.by_schedule)
+    if plan.goodput:
+        result["goodput"] = dataclasses.asdict(plan.goodput)
+    if plan.price is not None:
+        result["price"] = plan.price
+    if plan.advice:
+        better = plan.advice.plan
+        result["advice"] = {"change": plan.advice.change, **plan_to_json(better)} if better else None
+    if plan.largest:
+        largest = plan_to_json(plan.largest.plan) if plan.largest.plan else None
+        result["fit"] = {"largest": largest, "refused_images_per_device": plan.largest.refused_images_per_device}
+    if plan.command is not None:
+        result["command"] = plan.command
+    return result
+
+
+def compilation_to_json(compilation: Compilation) -> Json:
+    """Returns a compilation as JSON: what is known of a program without any estimate."""
+    result = dataclasses.asdict(compilation.workload) | step_to_json(compilation.step)
+    if evaluation := compilation.evaluation:
+        told = {key: value for key, value in dataclasses.asdict(evaluation).items() if value is not None}
+        result["evaluation"] = told | {"fits": evaluation.needed_bytes is None}
+    return result | {"fits": compilation.fits}
+
+
+def compilation_from_json(given: Json) -> Compilation:
+    """Rebuilds a compilation from the JSON that `compilation_to_json` wrote."""
+    evaluation = given.get("evaluation")
+    optional: Json = {"peak_bytes": None, "needed_bytes": None}
+    return Compilation(
+        _select(Workload, given),
+        step_from_json(given),
+        _select(EvaluationReport, optional | evaluation) if evaluation else None,
+    )
+
+
+def step_to_json(step: StepReport) -> Json:
+    """Returns the compiler's report of a step as JSON."""
+    told = dataclasses.asdict(step)
+    executable, needed_bytes = told.pop("executable") or {}, told.pop("needed_bytes")
+    needed = {} if needed_bytes is None else {"needed_bytes": needed_bytes}
+    return {"fits": needed_bytes is None, **executable, **needed, **told}
+
+
+def step_from_json(given: Json) -> StepReport:
+    """Rebuilds the report of a step from the JSON that `step_to_json` wrote.
+
+    Raises:
+        KeyError, TypeError, AttributeError: the JSON is something else.
+    """
+    executable = None
+    if "peak_bytes" in given:
+        collectives = {kind: Exchange(**each) for kind, each in given["collectives"].items()}
+        schedule = StepSchedule(**given["schedule"]) if given.get("schedule") else None
+        executable = _select(Executable, given | {"collectives": collectives, "schedule": schedule})
+    needed_bytes = None if executable else given["needed_bytes"]
+    return _select(StepReport, given | {"executable": executable, "needed_bytes": needed_bytes})
+
+
+def remember_step(step: StepReport) -> str:
+    """Returns the text that the cache keeps of the compiler's report of a step, without `flops` and `remembered`."""
+    return json.dumps({key: value for key, value in step_to_json(step).items() if key not in ("flops", "remembered")})
+
+
+def remembered_step(text: str, flops: float) -> StepReport:
+    """Rebuilds the report of a step from the text that `remember_step` wrote and from its FLOPs.
+
+    Raises:
+        ValueError: the text is damaged.
+    """
+    try:
+        return step_from_json(json.loads(text) | {"flops": flops, "remembered": True})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError("not a report") from error
+
+
+def _select(kind: type[ReportT], given: Json) -> ReportT:
+    """Builds a record from the values of its fields; other keys of `given` are ignored."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: given[name] for name in names})
