@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 
 from vit_jax import checkpoint
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.workloads import MeasuredStep
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.workloads import MeasuredStep
 from vit_jax.program import program_without_data
 
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.hardware.helpers import make_bench
+from tests.measurements.helpers import make_bench
 from vit_jax import UserError
-from vit_jax.hardware import bus_bandwidth, published, steps
-from vit_jax.hardware.bench import Timing
-from vit_jax.hardware.workloads import MeasuredStep
+from vit_jax.measurements import bus_bandwidth, published, steps
+from vit_jax.measurements.bench import Timing
+from vit_jax.measurements.workloads import MeasuredStep
 from vit_jax.planning import CHIPS, targets
 
 

@@ -11,7 +11,7 @@ from benchmarks import tpu
 from docs.pages import replace_section
 from tests.conftest import ROOT
 from vit_jax import UserError, measure
-from vit_jax.hardware import (
+from vit_jax.measurements import (
     MachineRecord,
     Measurement,
     Section,
@@ -23,7 +23,7 @@ from vit_jax.hardware import (
     read_record,
     write_record,
 )
-from vit_jax.hardware.workloads import IMAGES_PER_DEVICE, SCHEDULES, read_schedules
+from vit_jax.measurements.workloads import IMAGES_PER_DEVICE, SCHEDULES, read_schedules
 from vit_jax.planning import parse_topology
 
 KEY = {"hardware": "2 cores of <X>", "mesh": {"data": 2}, "arguments": [], "vit_jax": "1", "source": "abc"}
@@ -137,4 +137,4 @@ def test_the_schedules_are_those_that_were_compiled():
     if os.environ.get("UPDATE_GOLDEN"):
         SCHEDULES.write_text(text)
     assert SCHEDULES.read_text() == text and len(read_schedules()) == 16
-    assert str(SCHEDULES.relative_to(ROOT)) == "vit_jax/hardware/schedules.csv"
+    assert str(SCHEDULES.relative_to(ROOT)) == "vit_jax/measurements/schedules.csv"

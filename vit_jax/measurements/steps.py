@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from vit_jax import machine, reason
-from vit_jax.hardware.bench import Bench, Timing, summarize
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.workloads import MeasuredStep
+from vit_jax.measurements.bench import Bench, Timing, summarize
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.workloads import MeasuredStep
 from vit_jax.planning import device_bytes, peak_bytes
 from vit_jax.program import Program, program_without_data
 from vit_jax.step import TrainState

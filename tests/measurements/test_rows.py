@@ -6,8 +6,8 @@ import re
 import pytest
 
 from vit_jax.config import FIELDS
-from vit_jax.hardware import Measurement, merge_hosts
-from vit_jax.hardware.advice import ADVICE
+from vit_jax.measurements import Measurement, merge_hosts
+from vit_jax.measurements.measurement import ADVICE
 
 
 @pytest.mark.parametrize(

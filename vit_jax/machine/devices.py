@@ -1,13 +1,16 @@
-"""The hardware of a run in words."""
+"""The devices of a run: what they are, in words, and how much memory they have for programs.
 
-import math
-import os
+This is apart from `host.py`, since it imports jax, which `doctor --help` does without.
+"""
+
 import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+
+from vit_jax.machine.host import count_cores, host_memory
 
 
 def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -28,8 +31,11 @@ def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc
     return ", ".join(words)
 
 
-def count_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Returns the cores that this process may use; `quota` is the file with a container's share, in microseconds."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    granted = re.match(r"(\d+) (\d+)", quota.read_text()) if quota.is_file() else None
-    return min(cores, math.ceil(int(granted[1]) / int(granted[2]))) if granted else cores
+def device_memory(devices: Sequence[jax.Device]) -> int | None:
+    """Returns the bytes that each of the devices of one host has for a program; None: jax does not know.
+
+    The devices of a CPU share the memory of the host equally.
+    """
+    if devices[0].platform == "cpu":
+        return host_memory() // len(devices)
+    return (devices[0].memory_stats() or {}).get("bytes_limit")

@@ -7,11 +7,11 @@ import jax
 
 from vit_jax import UserError, reason
 from vit_jax.execution import AttentionSizes, attention_sizes, make_attention_calls
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.workloads import MeasuredStep
 from vit_jax.kernel_trials import COMPARISONS, PLAIN, TOLERANCE, AttentionTime, remember_times
 from vit_jax.kernels import interpret_kernels
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.workloads import MeasuredStep
 from vit_jax.model import Model, create
 
 INTERPRETED = "ViT-mu/16"  # the model for devices that execute no kernel: small, since interpreting one is slow

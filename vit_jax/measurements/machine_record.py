@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from vit_jax import UserError, __version__
-from vit_jax.hardware.measurement import Measurement
 from vit_jax.json_text import to_json
 from vit_jax.machine import describe_hardware
+from vit_jax.measurements.measurement import Measurement
 from vit_jax.monitoring import write_page
 from vit_jax.storage import filesystem, versions
 

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 from html import escape
 
 from vit_jax.analysis import html
-from vit_jax.hardware.advice import ADVICE
-from vit_jax.hardware.machine_record import MachineRecord
-from vit_jax.hardware.measurement import Measurement
+from vit_jax.measurements.machine_record import MachineRecord
+from vit_jax.measurements.measurement import ADVICE, Measurement
 
 HEADINGS = ("", "predicted", "measured", "ratio", "", "predicted by", "note")
 NUMBERS = range(1, 4)  # places of the columns that are numbers

@@ -7,10 +7,10 @@ from contextlib import closing
 import jax
 
 from vit_jax import data
-from vit_jax.hardware import steps
-from vit_jax.hardware.bench import Bench, Timing, seconds_of, summarize
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.workloads import MeasuredStep
+from vit_jax.measurements import steps
+from vit_jax.measurements.bench import Bench, Timing, seconds_of, summarize
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.workloads import MeasuredStep
 
 MIN_BATCHES, MAX_BATCHES = 5, 200  # batches
 TIME_FRACTION = 0.3  # of the section's time for each of the three

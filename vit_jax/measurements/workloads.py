@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.published import find_slice
 from vit_jax.macs import macs_per_image
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.published import find_slice
 from vit_jax.model import Model
 from vit_jax.planning import parse_topology
 from vit_jax.program import model_without_data

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import data, sharding
 from vit_jax.config import get_config, resolve_config
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.measurement import Measurement
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.measurement import Measurement
 from vit_jax.program import make_program
 
 RECORDED = Path(__file__).parent / "curve.json"  # one CPU device, float32

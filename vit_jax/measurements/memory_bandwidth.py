@@ -9,9 +9,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.published import find_published
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.published import find_published
 
 MEBIBYTES = (64, 256, 1024)  # of an array on a device
 ENOUGH = 0.01  # seconds of a call, above which no larger array is tried

@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.hardware.bench import Bench
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.published import find_slice
+from vit_jax.measurements.bench import Bench
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.published import find_slice
 from vit_jax.planning import Collective, find_links
 
 SIZES = (2**16, 2**20, 2**23, 2**26)  # bytes

@@ -6,7 +6,7 @@ import jax
 
 from vit_jax import measure, sharding
 from vit_jax.distributed import SINGLE_HOST
-from vit_jax.hardware import Bench
+from vit_jax.measurements import Bench
 
 MODEL = "ViT-mu/16"
 TINY = ["--config.resolution=32", "--config.model.depth=1"]

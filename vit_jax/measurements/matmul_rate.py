@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.hardware.bench import Bench, Call, Timing
-from vit_jax.hardware.measurement import Measurement
-from vit_jax.hardware.published import find_published
+from vit_jax.measurements.bench import Bench, Call, Timing
+from vit_jax.measurements.measurement import Measurement
+from vit_jax.measurements.published import find_published
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)  # of square matrices
 ENOUGH = 0.01  # seconds: from there on, what a call costs beside its product does not count
