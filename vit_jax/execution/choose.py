@@ -11,6 +11,7 @@ from vit_jax.models import AttentionKind, Dtype, MlpKind, ModelSpec
 from vit_jax.sharding import traced_device_kind
 
 CHIP_KERNELS = ("fused", "cudnn")  # forms that a chip may execute wrongly
+SMALLEST_TPU = "TPU v4"  # the kind of TPU whose cores have the least vector memory
 PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
@@ -47,7 +48,8 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
     return lambda sizes: choose_shape(sizes, kind) is not None
 
 
-# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen.
+# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen. `attention=auto`
+# chooses by it, too, where no device is known.
 #
 # TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
 # in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
@@ -77,7 +79,7 @@ TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] =
 
 
 def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
-    """Returns the fastest form of attention on a kind of device, as JAX names it."""
+    """Returns the fastest form of attention on a kind of device, as JAX names it; empty: a kind that is not known."""
     return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
 
 
@@ -87,18 +89,30 @@ def has_kernel(device_kind: str) -> bool:
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:
-    """Returns the sizes of a model's attention on one device.
+    """Returns the sizes of a model's attention on one device; of axial blocks, that of the longer lines of patches.
 
     Args:
         spec: the spec of the model.
         images: the number of images on the device, in one of the `accum_steps` parts of a batch.
         tensor: the number of devices over which the heads are split.
     """
-    tokens = spec.tokens
-    if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
-        tokens, images = max(spec.grid), images * min(spec.grid)
+    heads = spec.attention.num_heads // tensor
+    if spec.block.kind == "axial":
+        return sizes_of_images(spec, images * min(spec.grid), max(spec.grid), heads)
+    return sizes_of_images(spec, images, spec.tokens, heads)
+
+
+def sizes_of_images(spec: ModelSpec, images: int, tokens: int, heads: int) -> AttentionSizes:
+    """Returns the sizes of attention among the tokens of each image, or of each line of patches in axial blocks.
+
+    Args:
+        spec: the spec of the model.
+        images: the number of images (or lines) on the device, in one of the `accum_steps` parts of a batch.
+        tokens: the number of tokens of an image (or line).
+        heads: the number of heads on the device.
+    """
     return AttentionSizes(
-        *(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype),
+        *(images, tokens, heads, spec.head_dim, spec.dtype),
         change=qk_change(spec),
         relative=relative_kind(spec),
         unsupported_scores=spec.position.is_relative and relative_kind(spec) is None,
