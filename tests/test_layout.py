@@ -66,7 +66,7 @@ OWNERS = {
     "safetensors": r"vit_jax\.interop\.archives\.safetensors_files",
     "tensorboardX": r"vit_jax\.monitoring\.events",
     "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|pack|interop\.download)",
-    "argparse": r"vit_jax\.(convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
+    "argparse": r"vit_jax\.(cli|convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "benchmarks": "nothing",
