@@ -63,8 +63,8 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
 #     jax.nn, xla       1,237, 3,913             3,293, 7,220               7,463, 24,843
 #     tokens_first      1,801, 4,481             4,262, 8,190               12,351, 29,730
 #
-# The kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 128 images: 1,171,
-# 755, 1,313, 1,429; without, 586.
+# The TPU kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 128 images:
+# 1,171, 755, 1,313, 1,429; without, 586.
 #
 # CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
 # jax.nn.dot_product_attention 307 ms. GPUs: the same of 256 images in bfloat16 on an H200: cudnn 0.78 ms, tokens_first
@@ -84,7 +84,7 @@ def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
 
 
 def has_kernel(device_kind: str) -> bool:
-    """Returns whether there is a kernel for a kind of TPU, if it fits the vector memory."""
+    """Returns whether there is an attention kernel for a kind of TPU, if it fits the vector memory."""
     return any(device_kind.startswith(kind) for kind, attention, _ in TABLE if attention == "fused")
 
 
@@ -174,10 +174,10 @@ def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str 
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 
 
-# Beginning of the names of the kinds of device on which the kernel is faster. Cycles of a layer of B/16 with 128 images
-# by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million by the
-# compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and v5p the
-# kernel would use one of the two cores of a chip.
+# Beginning of the names of the kinds of device on which the MLP's TPU kernel is faster. Cycles of a layer of B/16 with
+# 128 images by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million
+# by the compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and
+# v5p the kernel would use one of the two cores of a chip.
 FUSED = ("TPU v6",)
 
 
@@ -199,7 +199,7 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
 
 
 def allows_fused_mlp(spec: ModelSpec) -> bool:
-    """Returns whether one kernel computes the branch of an MLP with its residual.
+    """Returns whether one TPU kernel computes the branch of an MLP with its residual.
 
     The branch then has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no stochastic depth,
     no LayerScale.

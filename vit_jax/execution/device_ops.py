@@ -84,7 +84,7 @@ class DeviceOps(PlainOps):
         return constrain(x, dimensions)
 
     def _cast(self, kernel: Array, dtype: DTypeLike) -> Array:
-        """Returns a kernel in the dtype of its gradient: float32, or that of the activation if the spec says so."""
+        """Returns a layer's kernel in the dtype of its gradient: float32, or the activation's if the spec says so."""
         follows = isinstance(self.spec, ModelSpec) and self.spec.grad_dtype == "auto"
         return kernel.astype(dtype if follows else jnp.float32)
 
@@ -167,7 +167,7 @@ class DeviceOps(PlainOps):
     def add_mlp(
         self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
     ) -> Rows:
-        """Returns x + branch(mlp(norm(x))), by one kernel where the spec names it and one device has all channels."""
+        """Returns x + branch(mlp(norm(x))), by one TPU kernel if the spec names it and a device has all channels."""
         spec, x = self.spec, checkpoint_name(x, "between")
         whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim
         if not (spec.block.mlp == "fused" and allows_fused_mlp(spec) and whole):

@@ -1,5 +1,7 @@
 """Products, sums and norms whose gradients are written out, in the dtype and in the form that suit the devices.
 
+A kernel is here the matrix of a dense layer, not a program for a chip.
+
 Only reverse-mode differentiation works through them.
 """
 
