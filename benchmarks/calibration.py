@@ -18,10 +18,10 @@ from benchmarks.tpu import table
 from benchmarks.tpu_process import ROOT, compile_in_process
 from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.planning import CHIPS, compile_records, parse_topology
-from vit_jax.planning.calibration import MEASURED, find_band
+from vit_jax.planning import CHIPS, parse_topology, records
 from vit_jax.planning.plan_table import format_band
-from vit_jax.planning.serialization import step_from_json
+from vit_jax.planning.records import step_from_json
+from vit_jax.planning.time_estimate import MEASURED, find_band
 
 KEPT = ROOT / "benchmarks" / "calibration_results"
 
@@ -31,7 +31,7 @@ class Comparison:
     """A published run, and the compiler's report (with schedules) on a training step of the same sizes."""
 
     run: PublishedRun
-    executable: compile_records.Executable
+    executable: records.Executable
 
     @property
     def kernel_cycles(self) -> float:
@@ -90,7 +90,7 @@ def read_comparisons(pattern: str) -> list[Comparison]:
 
 
 def ratios_by_chip(found: list[Comparison]) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Returns measure -> kind of chip -> ratios to two digits, in the form of `planning.calibration.MEASURED`."""
+    """Returns measure -> kind of chip -> ratios to two digits, in the form of `planning.time_estimate.MEASURED`."""
     result: dict[str, dict[str, tuple[float, ...]]] = {}
     for each in found:
         kind = parse_topology(each.run.target).kind
@@ -120,7 +120,7 @@ def bands_table() -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the command line; returns 1 if `planning/calibration.py` states other ratios than the table."""
+    """Runs the command line; returns 1 if `planning/time_estimate.py` states other ratios than the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", help="runs to compile, as in '*-v5e_16x16'; none: no run [all]")
     parser.add_argument("--write", type=Path, help="Markdown file in which to replace the tables")
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
     print_sections([("published", runs_table(found)), ("bands", bands_table())], args.write)
     if ratios_by_chip(found) == MEASURED:
         return 0
-    print(f"vit_jax/planning/calibration.py states other ratios; write there MEASURED = {ratios_by_chip(found)}")
+    print(f"vit_jax/planning/time_estimate.py states other ratios; write there MEASURED = {ratios_by_chip(found)}")
     return 1
 
 

@@ -18,7 +18,7 @@ from benchmarks.tpu import table
 from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
 from vit_jax.models import stand_alone
-from vit_jax.planning import serialization, targets
+from vit_jax.planning import records, targets
 from vit_jax.planning.compiler import Function, compile_function
 
 TARGET = "v5e:2x2"
@@ -55,12 +55,12 @@ def compile_case(name: str) -> Report:
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=placed) for shape in shapes]
     with jax.set_mesh(mesh):
         function = Function(jax.jit(step), (tuple(arrays[:5]), arrays[5]), (placed,) * 5, {})
-        return serialization.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
+        return records.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
 
 
 def line(name: str, report: Report) -> list[str]:
     """Returns the cells of a row of the table."""
-    executable = serialization.step_from_json(report).executable
+    executable = records.step_from_json(report).executable
     assert executable and executable.schedule
     kind, side = name.split()
     images, places = IMAGES[int(side)], int(side) ** 2

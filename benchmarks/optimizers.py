@@ -16,7 +16,7 @@ from benchmarks.tpu_process import Report, write_cases
 from configs import base
 from vit_jax import cli, optim, tree
 from vit_jax.config import OPTIMIZERS
-from vit_jax.planning import serialization, targets
+from vit_jax.planning import records, targets
 from vit_jax.planning.compiler import Function, compile_function
 from vit_jax.program import program_without_data
 from vit_jax.step import StepMetrics, TrainState, TrainStep
@@ -53,7 +53,7 @@ def compile_case(name: str) -> Report:
     arguments = program.state, jax.ShapeDtypeStruct((), jax.numpy.float32), params
     step = compile_function(Function(jitted, arguments, (places, None), {}), program.mesh, target, "schedule")
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state.opt_state))
-    return serialization.step_to_json(step) | {"state_bytes": size / tree.count(params)}
+    return records.step_to_json(step) | {"state_bytes": size / tree.count(params)}
 
 
 def line(optimizer: str, report: Report, adamw: Report) -> list[str]:
@@ -64,7 +64,7 @@ def line(optimizer: str, report: Report, adamw: Report) -> list[str]:
 
 def cycles_of(report: Report) -> float:
     """Returns the cycles of the update in a report, by schedule."""
-    executable = serialization.step_from_json(report).executable
+    executable = records.step_from_json(report).executable
     assert executable and executable.schedule
     return executable.schedule.cycles
 

@@ -23,7 +23,7 @@ from vit_jax.model import create
 from vit_jax.models import AttentionExtras, Pattern
 from vit_jax.models.pattern import attended_pairs
 from vit_jax.models.spec import ModelSpec
-from vit_jax.planning import serialization, targets
+from vit_jax.planning import records, targets
 from vit_jax.planning.compiler import Function, compile_function
 
 TARGET = "v5e:2x2"
@@ -72,12 +72,12 @@ def compile_case(name: str) -> Report:
     arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=placed) for shape, dtype in zip(shapes, dtypes, strict=True)]
     with jax.set_mesh(mesh):
         function = Function(jax.jit(step), (tuple(arrays[:3]), arrays[3]), (placed,) * 3, {})
-        return serialization.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
+        return records.step_to_json(compile_function(function, mesh, TARGET, "schedule"))
 
 
 def line(name: str, report: Report) -> list[str]:
     """Returns the cells of a row of the table."""
-    spec, executable = spec_of(name), serialization.step_from_json(report).executable
+    spec, executable = spec_of(name), records.step_from_json(report).executable
     assert executable and executable.schedule
     images = IMAGES[spec.position.image_size[0]]
     keys = f"{attended_pairs(spec).mean(0).sum():.0f}" if spec.attention.is_sparse else f"{spec.tokens}"

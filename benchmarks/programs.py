@@ -45,7 +45,7 @@ from vit_jax import UserError, cli, data, models, sharding
 from vit_jax.analysis import observe
 from vit_jax.config import check_config, resolve_config
 from vit_jax.model import Model, create
-from vit_jax.planning import compile_records, targets
+from vit_jax.planning import records, targets
 from vit_jax.program import Program, make_program
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -458,7 +458,7 @@ def digest_module(module: ir.Module, kernels: Kernels) -> tuple[dict[str, str], 
 
 def digest_in_process(platform: str, only: str, folder: Path | None) -> Digests:
     """Returns the same as `digest_programs`, from a process of its own."""
-    environment = targets.compiler_environment(compile_records.PlanRequest((), PLATFORMS[platform][1]))
+    environment = targets.compiler_environment(records.PlanRequest((), PLATFORMS[platform][1]))
     environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={max(DEVICES)}"}
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         words = [f"--platforms={platform}", f"--only={only}", f"--out={answer.name}", "--here"]

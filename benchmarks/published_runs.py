@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from benchmarks.decoder import Decoder, train_step
 from benchmarks.tpu_process import Report, answer
 from vit_jax.kernels.compiler_options import WHOLE_PRODUCTS, Options
-from vit_jax.planning import parse_topology, serialization, targets
+from vit_jax.planning import parse_topology, records, targets
 from vit_jax.planning.compiler import compile_function
 
 MAXTEXT = "MaxText 632f651, MaxText/configs"  # github.com/AI-Hypercomputer/maxtext, 2023-12-15
@@ -137,7 +137,7 @@ def compile_run(run: PublishedRun) -> Report:
     shape = len(devices) // run.tensor, run.tensor
     mesh = Mesh(np.asarray(mesh_utils.create_device_mesh(shape, devices)), ("fsdp", "tensor"))
     function = train_step(run.decoder, mesh, run.sequences * len(devices), dict(run.options))
-    return serialization.step_to_json(compile_function(function, mesh, run.target, "schedule"))
+    return records.step_to_json(compile_function(function, mesh, run.target, "schedule"))
 
 
 def main(argv: list[str]) -> None:

@@ -21,8 +21,8 @@ from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
 from docs.pages import print_sections
 from vit_jax import cli
-from vit_jax.planning import compile_records, parse_topology, plan_table
-from vit_jax.planning.serialization import step_from_json
+from vit_jax.planning import parse_topology, plan_table, records
+from vit_jax.planning.records import step_from_json
 
 KEPT = ROOT / "benchmarks" / "tpu_results"
 
@@ -79,12 +79,12 @@ class Result:
     """
 
     row: Row
-    step: compile_records.StepReport | None = None
+    step: records.StepReport | None = None
     macs: int = 0
     error: str | None = None
 
     @property
-    def schedule(self) -> compile_records.StepSchedule | None:
+    def schedule(self) -> records.StepSchedule | None:
         return self.step.executable.schedule if self.step and self.step.executable else None
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import tpu
 from benchmarks.tpu_rows import Row
 from vit_jax import cli
-from vit_jax.planning.serialization import step_from_json
+from vit_jax.planning.records import step_from_json
 
 TOLERANCE = 1.03
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from docs.pages import print_sections
-from vit_jax.planning import compile_records, targets
+from vit_jax.planning import records, targets
 from vit_jax.planning.client import show_progress
 from vit_jax.planning.schedules import dump_environment
 
@@ -36,7 +36,7 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
         module: the module, whose command calls `answer`.
         *words: the arguments of the command.
     """
-    request = compile_records.PlanRequest((), target)
+    request = records.PlanRequest((), target)
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
         environment = targets.compiler_environment(request) | dump_environment(folder)
         command = [sys.executable, "-m", module, *words]

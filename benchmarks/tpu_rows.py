@@ -15,7 +15,7 @@ from benchmarks import tpu_big_vision
 from benchmarks.tpu_process import answer
 from configs import base
 from vit_jax.macs import macs_per_image
-from vit_jax.planning import serialization, targets
+from vit_jax.planning import records, targets
 from vit_jax.planning.compiler import Function, compile_function
 from vit_jax.program import program_without_data
 
@@ -84,7 +84,7 @@ def compile_row(row: Row, checkout: str | None) -> dict[str, Any]:
         assert checkout
         function = tpu_big_vision.train_step(checkout, row.model, program.mesh, config, row.pooling)
     step = compile_function(function, program.mesh, row.target, "schedule")
-    return serialization.step_to_json(step) | {"macs_per_image": macs_per_image(program.model)}
+    return records.step_to_json(step) | {"macs_per_image": macs_per_image(program.model)}
 
 
 def main(argv: list[str]) -> None:

@@ -41,10 +41,10 @@ from configs import base
 from vit_jax import UserError, data, reason, sharding
 from vit_jax.config import parse_value, resolve_config
 from vit_jax.execution import attention_kinds
-from vit_jax.hardware.matmul_rate import make_product_call
 from vit_jax.machine import keep_freed_memory
-from vit_jax.machine.allocator import MALLOPT_SETTINGS
+from vit_jax.machine.host import MALLOPT_SETTINGS
 from vit_jax.macs import macs_per_image
+from vit_jax.measurements.matmul_rate import make_product_call
 from vit_jax.models import ModelSpec, softmax_attention
 from vit_jax.planning import peak_bytes
 from vit_jax.program import make_program

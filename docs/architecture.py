@@ -46,7 +46,7 @@ CAPTIONS = {
     "streams": "output that may be closed",
     "kernels": "for one kind of chip",
     "kernel_trials": "kernels beside the plain form",
-    "hardware": "measured beside predicted",
+    "measurements": "measured beside predicted",
     "machine": "what this computer has",
     "tree": "names of leaves",
     "json_text": "JSON for others",

@@ -103,8 +103,12 @@ ARGUMENT_PLACES = {
         "--data-dir": Place.FOLDER,
     },
     "vit_jax.look": {"checkpoint": Place.WEIGHTS, "images": Place.FILE},
-    "vit_jax.pack": {"source": Place.SOURCE, "--data-dir": Place.FOLDER},
+    "vit_jax.measure": {"--against": Place.FILE},
+    "vit_jax.pack": {"source": Place.SOURCE, "--without": Place.SOURCE, "--data-dir": Place.FOLDER},
+    "vit_jax.plan": {"--measured": Place.FOLDER},
     "vit_jax.predict": {"checkpoint": Place.WEIGHTS, "images": Place.FILE, "--data-dir": Place.FOLDER},
+    "vit_jax.record": {"workdirs": Place.FOLDER, "--evaluations": Place.FILE},
+    "vit_jax.report": {"workdirs": Place.FOLDER},
     "vit_jax.vtab": {"checkpoint": Place.WEIGHTS, "--data-dir": Place.FOLDER},
 }
 
@@ -257,10 +261,11 @@ def _list_arguments(name: str, words: list[str]) -> list[tuple[str, str, Place]]
     if name not in ARGUMENT_PLACES:
         return places
     # These imports take seconds, and other commands do not need them.
-    from vit_jax import convert, describe, evals, evaluate, look, pack, predict, vtab
+    from vit_jax import convert, describe, evals, evaluate, look, measure, pack, plan, predict, record, report, vtab
 
-    modules = {module.__name__: module for module in (convert, describe, evaluate, look, pack, predict, vtab)}
-    given = vars(modules[name].make_parser().parse_known_args(words)[0])
+    commands = (convert, describe, evaluate, look, measure, pack, plan, predict, record, report, vtab)
+    parsers = {module.__name__: module.make_parser for module in commands}
+    given = vars(parsers[name]().parse_known_args(words)[0])
     for argument, place in ARGUMENT_PLACES[name].items():
         kind = Place.SOURCE if argument == "images" and given.get("split") else place
         values = given[argument.strip("-").replace("-", "_")] or ()

@@ -17,9 +17,8 @@ from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_docs import BENCHMARKS, LINES, commands, write_photos
 from vit_jax import UserError, pack
 from vit_jax.analysis import html
-from vit_jax.planning.compile_records import StepSchedule
 from vit_jax.planning.goodput import MEASURED_ON_CPU
-from vit_jax.planning.serialization import step_to_json
+from vit_jax.planning.records import StepSchedule, step_to_json
 
 # What replaces the words of a command, so that it takes seconds.
 SMALL = {

@@ -62,7 +62,7 @@ from vit_jax import (
 from vit_jax.config import FIELDS, OnResume, check_config, declared_name, parse_command_line, parse_value
 from vit_jax.config.fields import rule_of
 from vit_jax.distributed import coordination, lost_or_stuck_hosts, supervisor
-from vit_jax.hardware import matmul_rate
+from vit_jax.measurements import matmul_rate
 from vit_jax.planning import PlanRequest, worker
 from vit_jax.program import program_without_data
 from vit_jax.storage import stores

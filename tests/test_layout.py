@@ -30,7 +30,7 @@ LAYERS = (
     "evals",
     "training",
     "planning",
-    "hardware",
+    "measurements",
     "train",
     "experiments",
     "doors",
@@ -45,8 +45,7 @@ def room_of(module: str) -> str:
 
 
 # What their processes print is read by this package.
-PIPES = ("vit_jax.planning.worker", "vit_jax.planning.schedules.pallas_kernels", "vit_jax.machine.accelerators")
-PIPES += ("vit_jax.machine.kernel_check",)
+PIPES = ("vit_jax.planning.worker", "vit_jax.planning.schedules.kernel_cycles", "vit_jax.machine.accelerators")
 
 # Library -> the only modules that may import it.
 OWNERS = {
@@ -56,7 +55,7 @@ OWNERS = {
     "cv2": r"vit_jax\.data(\..*)?",
     "PIL": r"vit_jax\.data(\..*)?",
     "simplejpeg": r"vit_jax\.data\.images\.jpeg",
-    "sklearn": r"vit_jax\.(data(\..*)?|analysis\.measure\.parameters)",
+    "sklearn": r"vit_jax\.(data(\..*)?|analysis\.measure)",
     "array_record": r"vit_jax\.data\.shards\.array_record_file",
     "google_crc32c": r"vit_jax\.data\.shards\.tfrecord_file",
     "pyarrow": r"vit_jax\.data\.shards\.parquet_file",
@@ -66,8 +65,8 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint(\..*)?",
     "safetensors": r"vit_jax\.interop\.archives\.safetensors_files",
     "tensorboardX": r"vit_jax\.monitoring\.events",
-    "tqdm": r"vit_jax\.(monitoring\.terminal|describe|pack|interop\.download)",
-    "argparse": r"vit_jax\.(convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
+    "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|pack|interop\.download)",
+    "argparse": r"vit_jax\.(cli|convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "benchmarks": "nothing",

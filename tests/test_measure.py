@@ -14,10 +14,10 @@ from launch.local import process_environments
 from tests.conftest import ROOT
 from tests.distributed.test_coordination import everywhere, make_groups
 from tests.faults.hosts import single
-from tests.hardware.helpers import TINY, make_bench
+from tests.measurements.helpers import TINY, make_bench
 from vit_jax import UserError, cli, measure
 from vit_jax.distributed import coordination
-from vit_jax.hardware import MachineRecord, Measurement, read_record
+from vit_jax.measurements import MachineRecord, Measurement, read_record
 
 SMALL = ["--models=ViT-mu/16", *TINY]
 

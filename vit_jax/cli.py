@@ -1,5 +1,6 @@
 """The common part of all command lines: errors become exit codes, and compiled programs are cached."""
 
+import argparse
 import contextlib
 import logging
 import os
@@ -163,8 +164,8 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def add_resolution(parser: Any, default: str) -> None:
-    """Adds --resolution to an argparse parser; `default` says what the resolution is without it."""
+def add_resolution(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds --resolution to a parser; `default` says what the resolution is without it."""
     words = f"pixels on a side, or HEIGHTxWIDTH, to which learned positions are resampled [{default}]"
     parser.add_argument("--resolution", type=parse_resolution, help=words)
 

@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, choose, cli, reason, sharding, tell, user_errors
 from vit_jax.config import flatten_config, get_config, parse_value
 from vit_jax.distributed import Coordinator, Supervisor, run_on_all
-from vit_jax.hardware import (
+from vit_jax.measurements import (
     FIELDS,
     MODELS,
     Bench,

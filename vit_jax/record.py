@@ -40,13 +40,8 @@ def read_evaluations(path: str | None) -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line.
-
-    Raises:
-        UserError: see `read_evaluations`, `monitoring.find_runs` and `experiments.make_record`; two runs have the same
-            name; evaluations are given for several runs; or neither a run nor a page is named.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +49,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--evaluations", metavar="FILE", help="what vit_jax.evaluate WORKDIR --json printed of the run")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records [results]")
     parser.add_argument("--page", type=Path, metavar="FILE", help="a page of all records, written anew")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `read_evaluations`, `monitoring.find_runs` and `experiments.make_record`; two runs have the same
+            name; evaluations are given for several runs; or neither a run nor a page is named.
+    """
+    args = make_parser().parse_args(argv[1:])
     if not args.workdirs and not args.page:
         raise UserError("name the folder of a run, or --page=FILE for a page of all records.")
     runs = {run: name for workdir in args.workdirs for run, name in find_runs(workdir).items()}

@@ -55,12 +55,8 @@ def serve(folders: Sequence[str], port: int) -> None:
         server.serve_forever()
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command line.
-
-    Raises:
-        UserError: see `read_runs` and `vit_jax.analysis.run_report.make_page`; or the page cannot be written.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m vit_jax.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,7 +64,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", metavar="FILE", help=f"the page to write [{PAGE} in the folder of a single run]")
     parser.add_argument("--serve", action="store_true", help="show the page to this machine's browsers; write nothing")
     parser.add_argument("--port", type=int, default=8000, help="with --serve: to listen on; 0: any [%(default)s]")
-    args = parser.parse_args(argv[1:])
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line.
+
+    Raises:
+        UserError: see `read_runs` and `vit_jax.analysis.run_report.make_page`; or the page cannot be written.
+    """
+    args = make_parser().parse_args(argv[1:])
     if args.serve and args.out:
         raise UserError("--serve writes nothing; leave out --out.")
     jax.config.update("jax_platforms", "cpu")  # the accelerators may be training

@@ -7,9 +7,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax.analysis import curves, run_page
+from vit_jax.analysis.figures import attended
 from vit_jax.analysis.html import STYLE
 from vit_jax.analysis.look_page import distinct_names
-from vit_jax.analysis.overlays import attended
 from vit_jax.analysis.run_mistakes import evaluation_part
 from vit_jax.monitoring import RunFolder
 

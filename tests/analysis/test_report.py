@@ -18,16 +18,7 @@ from tests.analysis.test_look import Page, check_picture
 from tests.conftest import ROOT
 from tests.evals.helpers import make_source
 from vit_jax import UserError, report, train
-from vit_jax.analysis import (
-    curves,
-    page_server,
-    run_checkpoints,
-    run_cost,
-    run_facts,
-    run_mistakes,
-    run_page,
-    run_report,
-)
+from vit_jax.analysis import curves, page_server, run_checkpoints, run_cost, run_mistakes, run_page, run_report
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.evals.prediction_files import SIDE, find_mistakes
@@ -143,7 +134,7 @@ def model(weights, monkeypatch):
 )
 def test_the_page_prints_metrics_as_the_log_does(tmp_path, name, value):
     run = read_run(str(write_run(tmp_path / "run")), "run")
-    assert run_facts.format_best(run, name).startswith(f"{value} at step 30, ")
+    assert run_page.format_best(run, name).startswith(f"{value} at step 30, ")
     assert format_value(name, dict(run.metrics)[30][name]) == value
 
 

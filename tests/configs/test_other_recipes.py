@@ -12,7 +12,7 @@ from docs.imagenet import SOURCES
 from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax.config import OPTIMIZERS, flatten_config
-from vit_jax.planning.plan_records import Plan
+from vit_jax.planning.records import Plan
 from vit_jax.planning.time_estimate import estimate_step
 
 BASE = flatten_config(base.get_config())

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks import tpu, tpu_check
 from tests.planning.builders import EXECUTABLE, make_compilation
-from vit_jax.planning.compile_records import StepSchedule
-from vit_jax.planning.serialization import step_to_json
+from vit_jax.planning.records import StepSchedule, step_to_json
 
 
 def report(cycles, peak_bytes, exposed=0):

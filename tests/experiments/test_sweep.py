@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
 from vit_jax.config import evaluation, save_config
 from vit_jax.distributed import coordination, supervisor
-from vit_jax.experiments import combination_inputs, combinations, outcomes
+from vit_jax.experiments import combinations, outcomes
 
 SHORT = ["--config.total_steps=4", "--config.eval_every=2", "--config.checkpoint_every=2", "--config.log_every=1"]
 SHORT += ["--config.warmup_steps=1", "--config.mesh.data=8", "--config.evals.test.split=test[:40]"]
@@ -155,7 +155,7 @@ def begun(tmp_path):
         )
     )
     config, info, _ = program.prepare(run.config)
-    combination_inputs.write_inputs(run.folder, combination_inputs.describe_inputs(config, info))
+    outcomes.write_inputs(run.folder, outcomes.describe_inputs(config, info))
     save_config(config, Path(run.folder) / "config.json")
     outcome = {"name": run.name, "last": 0.5, "best": 0.5, "steps": 4, "seconds": 1.0}
     (Path(run.folder) / "sweep.json").write_text(json.dumps(outcome))
@@ -206,16 +206,16 @@ def test_an_outcome_is_of_the_labels_and_class_maps_that_are_there(begun, field)
         config.evals.test = evaluation("predictions", **{field: f"{place}/file.json"})
         config.evals.named = evaluation("predictions", class_map="imagenet_a")  # a file of the package
     (place / "file.json").write_text("[]")
-    inputs = combination_inputs.describe_inputs(config, info)
+    inputs = outcomes.describe_inputs(config, info)
     assert f"evals.test.{field}" in inputs and "evals.named.class_map" not in inputs
     (Path(run.folder) / "inputs.json").write_text(json.dumps(inputs))
-    combination_inputs.check_inputs(run.folder, config, info, is_finished=True)
+    outcomes.check_inputs(run.folder, config, info, is_finished=True)
     (place / "file.json").write_text("{}")
     for is_finished in (True, False):
         with pytest.raises(UserError, match=rf"the contents of evals\.test\.{field} were replaced after"):
-            combination_inputs.check_inputs(run.folder, config, info, is_finished)
+            outcomes.check_inputs(run.folder, config, info, is_finished)
     (place / "file.json").unlink()  # what has finished needs it no more
-    combination_inputs.check_inputs(run.folder, config, info, is_finished=True)
+    outcomes.check_inputs(run.folder, config, info, is_finished=True)
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,15 @@ LOCAL_ARGUMENTS = [
     ("evaluate --workdir=workdirs/photos", "--workdir=workdirs/photos is not on the new machines"),
     ("evaluate gs://b/run --source=folder:pets", "--source=folder:pets is not on the new machines"),
     ("evaluate gs://b/run --evals=knn:source=digits,folder:pets", "--evals=knn:source=folder:pets is not on the new"),
+    (
+        "pack digits gs://b/packed --without=folder:pets,split=test",
+        "--without=folder:pets,split=test is not on the new",
+    ),
+    ("plan --config=configs/digits.py --topology=v5e:4x4 --measured=workdirs/r", "--measured=workdirs/r is not on the"),
+    ("measure --out=gs://b/hardware --against=../earlier.json", "--against=../earlier.json is not on the new machines"),
+    ("report workdirs/photos", "workdirs=workdirs/photos is not on the new machines; use gs://BUCKET/FOLDER."),
+    ("record gs://b/run --evaluations=../evals.json", "--evaluations=../evals.json is not on the new machines"),
+    ("report gs://b/run --out=/mnt/report.html", None),
     ("predict workdirs/photos cat.png", "checkpoint=workdirs/photos is not on the new machines"),
     ("predict gs://b/run ~/cat.png", "images=~/cat.png is not on the new machines; use gs://BUCKET/FILE."),
     ("predict gs://b/run folder:pets --split=test", "images=folder:pets is not on the new machines"),
@@ -239,7 +248,7 @@ def test_a_config_file_that_would_not_be_copied_is_refused(tmp_path, monkeypatch
 
 def test_the_output_of_every_command_of_the_project_is_listed():
     inner = {  # started by the others, or the door to them
-        *("vit_jax.planning.worker", "vit_jax.planning.schedules.pallas_kernels", "vit_jax.__main__"),
+        *("vit_jax.planning.worker", "vit_jax.planning.schedules.kernel_cycles", "vit_jax.__main__"),
         *(
             "benchmarks.agreement_torch",
             "benchmarks.train_step_torch",

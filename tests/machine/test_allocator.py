@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vit_jax.machine import allocator
+from vit_jax.machine import host
 
 # A thread takes, writes and frees 100 MB twice, and prints how many pages the second time maps.
 AGAIN = """
@@ -39,9 +39,9 @@ def test_freed_memory_is_not_mapped_again(call, kept):
 
 
 def test_another_library_and_the_environment_are_left_alone(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", None)  # would fail
-    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("", ""))
-    assert not allocator.keep_freed_memory()
-    monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setattr(host.ctypes, "CDLL", None)  # would fail
+    monkeypatch.setattr(host.platform, "libc_ver", lambda: ("", ""))
+    assert not host.keep_freed_memory()
+    monkeypatch.setattr(host.platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setenv("MALLOC_ARENA_MAX", "8")
-    assert not allocator.keep_freed_memory()
+    assert not host.keep_freed_memory()

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.planning.compile_records import Compilation, Executable, StepReport, Workload
+from vit_jax.planning.records import Compilation, Executable, StepReport, Workload
 
 WORKLOAD = Workload(
     target="v5e:2x4",

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax import UserError
-from vit_jax.planning import chips, link_traffic
+from vit_jax.planning import chips, collectives
 
 
 def test_slices_by_name():
@@ -89,7 +89,7 @@ SQUARE = [(0, x, y) for x in range(4) for y in range(4)]
     ],
 )
 def test_a_collective_uses_the_links_that_its_group_has(kind, groups, places, wraps, shape, expected):
-    assert link_traffic.link_bytes(kind, 80, groups, places, wraps, shape) == pytest.approx(expected)
+    assert collectives.link_bytes(kind, 80, groups, places, wraps, shape) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["v5e:4x2", "v6e:2x8", "v5e:32x32", "v4:1x1x1", "v5p:2x1x1"])

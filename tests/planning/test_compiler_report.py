@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax import UserError
-from vit_jax.planning import collectives, compiler_report, hlo
+from vit_jax.planning import collectives, compiler, hlo
 
 HLO = """HloModule jit_step
 
@@ -82,8 +82,8 @@ def test_cycles_count_as_often_as_loops_run_and_fusions_once():
 
 def test_a_compilers_refusal_is_read():
     beside = "RESOURCE_EXHAUSTED: Ran out of memory, the total memory required for HLO temporaries (30.02G) exceeds"
-    assert compiler_report.read_refusal(beside, 100) == int(30.02 * 2**30) + 100
+    assert compiler.read_refusal(beside, 100) == int(30.02 * 2**30) + 100
     total = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Used 215.17G of 31.25G hbm. Exceeded by 183.92G."
-    assert compiler_report.read_refusal(total, 100) == int(215.17 * 2**30)
+    assert compiler.read_refusal(total, 100) == int(215.17 * 2**30)
     with pytest.raises(UserError, match=r"the compiler rejected the program: INTERNAL: no$"):
-        compiler_report.read_refusal("INTERNAL: no\nmore", 0)
+        compiler.read_refusal("INTERNAL: no\nmore", 0)

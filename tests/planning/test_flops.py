@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from docs.plans import JFT_IMAGES, TABLE_6, table_6_model
+from docs.plans import JFT_IMAGES, TABLE_6, table_6_model, training_exaflops
 from vit_jax import program
 from vit_jax.macs import count_macs, macs_per_image
 from vit_jax.model import create, parameter_shapes
-from vit_jax.planning import flops
+from vit_jax.planning import time_estimate
 
 
 @pytest.mark.parametrize("stride, padding, spread, holes", [(1, (1, 1), 1, 1), (2, (3, 2), 1, 1), (1, (2, 0), 2, 3)])
@@ -64,18 +64,18 @@ USUAL = ("ViT-B/16", "R50+ViT-B/16")  # the others are made of the same parts
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_exaflops_are_those_of_table_6(name):
-    one = flops.training_exaflops(table_6_model(name), JFT_IMAGES)
+    one = training_exaflops(table_6_model(name), JFT_IMAGES)
     for run in (run for run in TABLE_6 if run.model == name):
         assert one * run.epochs == pytest.approx(run.exaflops, rel=OUTLIERS.get((name, run.epochs), 0.015))
 
 
 def test_a_run_counts_the_images_that_it_trains_on(tiny):
     """Square or not: the size is that of the preprocessing."""
-    square = flops.run_exaflops(tiny)
+    square = time_estimate.run_exaflops(tiny)
     tiny.data.preprocess = tiny.evals.test.preprocess = "resize((16,48))|value_range(-1,1)"
     model = program.program_without_data(tiny)[1].model
     assert model.image_size == (16, 48)
-    assert flops.run_exaflops(tiny) == flops.training_exaflops(model, tiny.total_steps * tiny.batch) > 3 * square
+    assert time_estimate.run_exaflops(tiny) == training_exaflops(model, tiny.total_steps * tiny.batch) > 3 * square
 
 
 @pytest.mark.parametrize("tokens_of", ["gap", pytest.param("token", marks=pytest.mark.slow)])

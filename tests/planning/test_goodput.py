@@ -8,9 +8,9 @@ import pytest
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, plan
 from vit_jax.monitoring import Start
-from vit_jax.planning import goodput, plan_table, planner, serialization
-from vit_jax.planning.compile_records import PlanRequest
+from vit_jax.planning import goodput, plan_table, planner, records
 from vit_jax.planning.goodput import FAILURE_RATES, Faults, Restart
+from vit_jax.planning.records import PlanRequest
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
@@ -89,14 +89,14 @@ def test_a_plan_says_how_often_to_save():
     assert rows["  failures"] == "one in 24.7 hours: 3.79 in 1,000 host-days (Llama 3), 256 host(s)"
     assert rows["  a save, a restart"] == "8 s, 3.0 minutes (of a test)"
     assert f"{found.best_steps:,} steps" in rows["  best save interval"]
-    told = serialization.plan_to_json(plan)["goodput"]
+    told = records.plan_to_json(plan)["goodput"]
     assert told["best_steps"] == found.best_steps and told["faults"]["restart"]["save"] == 8.0
 
 
 def test_without_a_time_of_a_step_nothing_is_expected():
     found = planner.make_plan(PlanRequest((), "cpu"), lambda request: make_compilation(500, target="cpu"))
     assert found.goodput is None and "goodput" not in plan_table.render_plans([found])
-    assert "goodput" not in serialization.plan_to_json(found)
+    assert "goodput" not in records.plan_to_json(found)
 
 
 def test_a_run_tells_what_its_restarts_cost():

@@ -11,7 +11,7 @@ from vit_jax.analysis import plot
 from vit_jax.config import parse_command_line
 from vit_jax.model import create
 from vit_jax.planning import inference_plan
-from vit_jax.planning.compile_records import PlanRequest
+from vit_jax.planning.records import PlanRequest
 
 WORDS = ["--config=configs/smoke.py", "--topology=v5e:1x1", "--inference"]
 

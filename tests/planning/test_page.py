@@ -7,9 +7,8 @@ import pytest
 from tests.analysis.test_look import check_page
 from tests.planning.builders import EXECUTABLE, make_compilation
 from vit_jax import UserError, analysis, plan
-from vit_jax.planning import parts, plan_page, plan_table, time_estimate
-from vit_jax.planning.compile_records import EvaluationReport, Exchange, StepSchedule
-from vit_jax.planning.plan_records import Advice, LargestBatch, Plan
+from vit_jax.planning import plan_page, plan_table, time_estimate
+from vit_jax.planning.records import Advice, EvaluationReport, Exchange, LargestBatch, Plan, StepSchedule
 
 
 def make_plan(required=500, **fields):
@@ -29,18 +28,18 @@ def make_plan(required=500, **fields):
 
 def test_the_parts_are_those_of_the_table():
     found = make_plan()
-    assert parts.memory_parts(found.compilation) == {
+    assert plan_table.memory_parts(found.compilation) == {
         "train step": {"parameters": 200, "optimizer, average": 400, "activations, gradients": -100},
         "evaluation": {"parameters": 200, "optimizer, average": 400, "activations, gradients": 300},
     }
-    cycles = parts.cycle_parts(found)  # of 16 images
+    cycles = plan_table.cycle_parts(found)  # of 16 images
     assert cycles["schedule"] == {"matmul": 37.5, "kernel": 6.25, "exchange": 3.75}
     step = found.estimate.compute_seconds + found.estimate.exchange_seconds
     assert sum(cycles["estimate"].values()) == pytest.approx(step * 1.5e9 / 16)
-    shares = parts.utilisation(found)
+    shares = plan_table.utilisation(found)
     assert shares["memory"] == 0.9 and shares["exchange (time)"] == found.estimate.exchange_seconds / step
-    assert parts.utilisation(make_plan(required=3000)) == {"memory": 3.0}
-    prediction = parts.memory_parts(make_compilation(500, inference=True))
+    assert plan_table.utilisation(make_plan(required=3000)) == {"memory": 3.0}
+    prediction = plan_table.memory_parts(make_compilation(500, inference=True))
     assert prediction == {"prediction": {"parameters": 200, "activations, gradients": 300}}
 
 

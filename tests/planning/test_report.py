@@ -12,11 +12,20 @@ from tests.conftest import ROOT
 from tests.planning.builders import EXECUTABLE, WORKLOAD, make_compilation
 from vit_jax import UserError
 from vit_jax.config import parse_command_line
-from vit_jax.planning import chips, plan_table, serialization, time_estimate
-from vit_jax.planning.calibration import RatioBand, find_band
-from vit_jax.planning.command import training_command
-from vit_jax.planning.compile_records import EvaluationReport, Exchange, PlanRequest, StepSchedule
-from vit_jax.planning.plan_records import Advice, Estimate, LargestBatch, Plan, RunEstimate
+from vit_jax.planning import chips, plan_table, records, time_estimate
+from vit_jax.planning.planner import training_command
+from vit_jax.planning.records import (
+    Advice,
+    Estimate,
+    EvaluationReport,
+    Exchange,
+    LargestBatch,
+    Plan,
+    PlanRequest,
+    RunEstimate,
+    StepSchedule,
+)
+from vit_jax.planning.time_estimate import RatioBand, find_band
 
 
 def compiled_for(tpu, cycles, collectives, **fields):
@@ -142,7 +151,7 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
     compilation = make_compilation(
         500, executable=executable, target="v5e:2x2", batch=400, devices=4, macs_per_image=65536 * 10**6 // 6
     )
-    assert serialization.compilation_from_json(serialization.compilation_to_json(compilation)) == compilation
+    assert records.compilation_from_json(records.compilation_to_json(compilation)) == compilation
     found = time_estimate.estimate_schedule(compilation)
     assert found.cycles_per_image == 10**6 and found.seconds == pytest.approx(0.1)
     assert found.mfu == pytest.approx(1 / 3, rel=0.01)  # at peak, a chip does 131,072 FLOPs in a cycle
@@ -151,7 +160,7 @@ def test_a_schedule_is_shown_and_survives_its_json(plan):
     assert shown["kernels"] == "24, 25.00 million cycles by schedule"
     assert shown["kernel"] == "25.00 Mcycles, 25%" and shown["loops"].startswith("4 operations")
     assert shown["exchange"] == "50.00 Mcycles exposed, 1.00 hidden"
-    assert serialization.plan_to_json(whole)["schedule"]["mfu"] == found.mfu
+    assert records.plan_to_json(whole)["schedule"]["mfu"] == found.mfu
 
 
 def test_a_prediction_stands_with_its_band(plan):
@@ -162,7 +171,7 @@ def test_a_prediction_stands_with_its_band(plan):
     bands = RatioBand(0.8, 0.9, 3, ("v5e",)), RatioBand(1.1, 1.25, 4, ("v4", "v5p"))
     step, schedule = (dataclasses.replace(each, band=band) for each, band in zip((step, schedule), bands, strict=True))
     whole = Plan(compilation, step, by_schedule=schedule)
-    shown, found = cells(whole), serialization.plan_to_json(whole)
+    shown, found = cells(whole), records.plan_to_json(whole)
     assert shown["published / estimate"] == "0.80 to 0.90 in 3 runs on v5e"
     assert shown["published / schedule"] == "1.10 to 1.25 in 4 runs on v4, v5p"
     assert (found["band"], found["schedule"]["band"]) == tuple(map(dataclasses.asdict, bands))
@@ -209,18 +218,18 @@ def test_advice_and_the_largest_batch_are_shown(plan):
 
 def test_keys_of_the_json_are_absent_or_null_as_ever(plan):
     """Programs read them: see docs/plans.md."""
-    found = serialization.plan_to_json(plan)
+    found = records.plan_to_json(plan)
     assert {"target", "mesh", "peak_bytes", "fits", "mfu", "hours", "command"} <= found.keys()
     assert found["cycles"] is None and found["paper_tpuv3_core_days"] is None and found["data_dir"] is None
     assert not {"needed_bytes", "evaluation", "advice", "fit", "price"} & found.keys()
     refused = Plan(make_compilation(2000), advice=Advice({}, None))
-    found = serialization.plan_to_json(refused)
+    found = records.plan_to_json(refused)
     assert (found["fits"], found["needed_bytes"], found["advice"]) == (False, 2000, None)
     assert not {"peak_bytes", "cycles", "mfu", "command"} & found.keys()
     better = dataclasses.replace(plan, price=9.0, command=None)
-    found = serialization.plan_to_json(dataclasses.replace(refused, advice=Advice({"batch": "8"}, better)))
-    assert found["advice"] == {"change": {"batch": "8"}, **serialization.plan_to_json(better)}
-    found = serialization.plan_to_json(Plan(plan.compilation, largest=LargestBatch(None, 1)))
+    found = records.plan_to_json(dataclasses.replace(refused, advice=Advice({"batch": "8"}, better)))
+    assert found["advice"] == {"change": {"batch": "8"}, **records.plan_to_json(better)}
+    found = records.plan_to_json(Plan(plan.compilation, largest=LargestBatch(None, 1)))
     assert found["fit"] == {"largest": None, "refused_images_per_device": 1}
 
 
@@ -232,15 +241,15 @@ def test_a_compilation_survives_json(plan):
         make_compilation(2000),
         make_compilation(900, executable=executable),
     ):
-        text = json.dumps(serialization.compilation_to_json(compilation))
-        assert serialization.compilation_from_json(json.loads(text)) == compilation
-    kept = serialization.remember_step(plan.compilation.step)
+        text = json.dumps(records.compilation_to_json(compilation))
+        assert records.compilation_from_json(json.loads(text)) == compilation
+    kept = records.remember_step(plan.compilation.step)
     assert not {"flops", "remembered"} & json.loads(kept).keys()
     again = dataclasses.replace(plan.compilation.step, flops=3.0, remembered=True)
-    assert serialization.remembered_step(kept, flops=3.0) == again
+    assert records.remembered_step(kept, flops=3.0) == again
     for damaged in ("", "[]", "{}", '{"peak_bytes": 1}', '{"needed_bytes": 1}'):
         with pytest.raises(ValueError):
-            serialization.remembered_step(damaged, flops=3.0)
+            records.remembered_step(damaged, flops=3.0)
 
 
 def test_the_command_to_run_next():

@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import ROOT
 from vit_jax.planning import chips, collectives, hlo, targets
-from vit_jax.planning.schedules import dumps, kernel_cycles, pallas_kernels, step_schedule
-from vit_jax.planning.schedules.overlap import Timeline
+from vit_jax.planning.schedules import dumps, kernel_cycles, step_schedule
 from vit_jax.planning.schedules.scalar_unit import OperationCost, read_schedule
+from vit_jax.planning.schedules.step_schedule import Timeline
 from vit_jax.storage import versions
 
 # A grid of 3 x 4 blocks in a pipeline of two stages: in 13 turns, the first only fetches and the last only computes.
@@ -169,7 +169,7 @@ import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl
 from tests.kernels import compiled
 from vit_jax.planning import chips, hlo, targets
-from vit_jax.planning.schedules import dumps, kernel_cycles, pallas_kernels
+from vit_jax.planning.schedules import dumps, kernel_cycles
 
 [device, *_] = targets.find_devices("v5e:2x2", 1)
 chip, folder = chips.CHIPS["v5e"], dumps.dump_folder()
@@ -251,7 +251,7 @@ KERNEL = (
 
 def test_kernels_are_read_from_the_text_of_a_program():
     text = f"ENTRY %main (x: f32[]) -> f32[] {{\n{KERNEL}\n}}"
-    [found] = [pallas_kernels.parse_kernel(each) for each in hlo.read_instructions(text) if each.is_kernel]
+    [found] = [kernel_cycles.parse_kernel(each) for each in hlo.read_instructions(text) if each.is_kernel]
     assert found.operands == (("float32", (16, 256)), ("int32", ()))
     assert found.results == (("float32", (16, 256)), ("bfloat16", (8,)))
     assert json.loads(found.config) == {"custom_call_config": {"body": "TUzv{", "needs_layout_passes": True}}

@@ -9,7 +9,7 @@ import pytest
 from tests.planning.builders import make_compilation
 from vit_jax import UserError
 from vit_jax.planning import planner, search
-from vit_jax.planning.compile_records import EvaluationReport, PlanRequest
+from vit_jax.planning.records import EvaluationReport, PlanRequest
 
 REMAT = search.REMAT_FRACTIONS  # of the activations, what is kept
 

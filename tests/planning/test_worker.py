@@ -18,9 +18,8 @@ from tests.planning.builders import make_compilation
 from tests.test_program import build
 from vit_jax import UserError, plan, tree
 from vit_jax.config import evaluation, parse_command_line
-from vit_jax.planning import client, plan_table, serialization, targets, worker
-from vit_jax.planning.compile_records import PlanRequest
-from vit_jax.planning.plan_records import Plan
+from vit_jax.planning import client, plan_table, records, targets, worker
+from vit_jax.planning.records import Plan, PlanRequest
 from vit_jax.planning.time_estimate import model_flops_per_image
 from vit_jax.program import program_without_data
 
@@ -209,7 +208,7 @@ def test_why_the_compilers_process_failed_is_passed_on(child):
 def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
     found = make_compilation(900)
     answers = [{"compiling": "the train step"}, {"compiling": "the evaluation step"}]
-    answers += [{"compiled": serialization.compilation_to_json(found)}]
+    answers += [{"compiled": records.compilation_to_json(found)}]
     child("; sleep 0.3; ".join(f"echo '{json.dumps(answer)}'" for answer in answers))
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
     assert client.compile_in_subprocess(PlanRequest((), "v5e:2x2")) == found

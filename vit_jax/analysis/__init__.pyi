@@ -1,4 +1,3 @@
-from . import bars as bars
 from . import drawings as drawings
 from . import figures as figures
 from . import html as html

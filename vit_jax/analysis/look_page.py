@@ -11,8 +11,8 @@ import numpy as np
 from vit_jax import encode_text, printable, tree
 from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
+from vit_jax.analysis.figures import attended, mosaic, stretch
 from vit_jax.analysis.observe import Observations
-from vit_jax.analysis.overlays import attended, mosaic, stretch
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme
 from vit_jax.model import Model
 

@@ -1,4 +1,4 @@
-"""Plots of metrics during training, of predictions and of attention. Only this file uses matplotlib."""
+"""Plots of metrics during training, of predictions, of attention and of plans. Only this file uses matplotlib."""
 
 import contextlib
 import io
@@ -14,6 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from vit_jax import printable, reason
+from vit_jax.data.images import read_image
+from vit_jax.model import Model
+
 try:
     import matplotlib
     from matplotlib.axes import Axes
@@ -23,9 +27,6 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("pictures need matplotlib: pip install -e '.[plot]'", name=error.name) from error
 
-from vit_jax import printable, reason
-from vit_jax.data.images import read_image
-from vit_jax.model import Model
 
 DRAW_SECONDS = 2.0  # between two drawings of a live plot
 MAX_MARKERS = 40  # lines with more points have no markers
@@ -46,6 +47,12 @@ THEMES: dict[Theme, tuple[str, str, str, tuple[str, ...]]] = {
     "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73", *EXTRA_COLOURS, "#56b4e9", "#e69f00")),
     "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73", *EXTRA_COLOURS, "#0072b2", "#d55e00")),
 }
+
+# Bars that consist of parts, in groups, each group with its limit.
+Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  # group -> bar -> part of the bar -> size; all keys are names
+BARS_WIDTH, BARS_FRAME = 4.8, 0.6  # inches: of the figure, of its axis and margins
+BAR_HEIGHT, LINE_HEIGHT = 0.27, 0.2  # inches: of a bar with its margin, of a line of text
+NAME_LETTERS, LEGEND_COLUMNS = 56, 3  # letters in a line of a group's name, entries in a line of the legend
 
 
 class NotebookFigure(Figure):
@@ -362,3 +369,56 @@ def _group(name: str) -> str:
 def _shorten(name: str, letters: int = MAX_LETTERS) -> str:
     """Returns a name as one short line, without characters that cannot be drawn."""
     return printable(textwrap.shorten(name, letters, placeholder="…"))
+
+
+def stacked_bars(
+    groups: Groups, label: str, total: str, limits: Sequence[float] = (), limit_name: str = "limit"
+) -> NotebookFigure:
+    """Returns a figure of horizontal bars. The parts of a bar lie one after the other, and their sum stands at its end.
+
+    Args:
+        groups: the groups of bars.
+        label: the label of the axis, with the unit.
+        total: the format of the sum of a bar, as in "{:.1f}".
+        limits: a limit for each group, drawn as a vertical line; empty: no limits are drawn.
+        limit_name: the name of the limits in the legend, which is drawn only if there is more than one kind of part.
+    """
+    bars = [bar for group in groups.values() for bar in group.values()]
+    colours = {part: f"C{number}" for number, part in enumerate(dict.fromkeys(part for bar in bars for part in bar))}
+    longest = max([sum(bar.values()) for bar in bars] + [*limits])
+    figure = NotebookFigure(figsize=(BARS_WIDTH, 1.0), layout="constrained")
+    axes = figure.subplots()
+    line = axes.spines["bottom"].get_edgecolor()
+    place = 0.0  # inches from the top
+    ticks: dict[float, str] = {}
+    artists: dict[str, Any] = {}
+    for number, (name, group) in enumerate(groups.items()):
+        lines = textwrap.wrap(name, NAME_LETTERS)
+        text = axes.annotate("\n".join(lines), (0.01, place), xycoords=("figure fraction", "data"), va="top")
+        text.set(fontsize="small", fontweight="bold", in_layout=False, backgroundcolor=figure.get_facecolor())
+        top = place = place + LINE_HEIGHT * len(lines)
+        for bar, parts in group.items():
+            end = 0.0
+            for part, size in parts.items():
+                artists[part] = axes.barh(place + BAR_HEIGHT / 2, size, 0.75 * BAR_HEIGHT, end, color=colours[part])
+                end += size
+            across = limits and end < limits[number] < end + 0.1 * longest  # the number would lie on the limit
+            at = limits[number] if across else end
+            axes.text(at + 0.01 * longest, place + BAR_HEIGHT / 2, total.format(end), va="center", fontsize="small")
+            ticks[place + BAR_HEIGHT / 2] = bar
+            place += BAR_HEIGHT
+        if limits:
+            artists[limit_name] = axes.vlines(limits[number], top, place, line, linewidth=2)
+        place += LINE_HEIGHT
+    axes.set(xlabel=label, xlim=(0, 1.2 * longest), ylim=(place, 0), yticks=[*ticks], yticklabels=[*ticks.values()])
+    axes.tick_params(labelsize="small")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(alpha=0.4, axis="x")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    legend = len(colours) > 1
+    if legend:
+        style: dict[str, Any] = {"ncols": LEGEND_COLUMNS, "fontsize": "small", "frameon": False}
+        figure.legend(list(artists.values()), list(artists), loc="outside upper center", **style)
+    figure.set_size_inches(BARS_WIDTH, place + BARS_FRAME + legend * LINE_HEIGHT * -(-len(artists) // LEGEND_COLUMNS))
+    return figure

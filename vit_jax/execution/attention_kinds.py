@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.execution.choose import AttentionSizes, choose_packing, choose_shape
+from vit_jax.execution.choose import SMALLEST_TPU, AttentionSizes, choose_attention, choose_packing
 from vit_jax.execution.norms_and_products import add_bias, layer_norm, product
 from vit_jax.execution.sparse_attention import attend_in_pattern
 from vit_jax.execution.tpu import computes, fused, kernel_change, kernel_relative
@@ -138,11 +138,11 @@ def cudnn(
 def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
-    It is for models for which no device was chosen; `choose.TABLE`, by which `Model.for_device` replaces it, also
-    knows cuDNN. The compiled program does not contain the other forms. On TPUs the kernel is used, unless it does
-    not compute what is added to the scores, or needs more memory than the devices have for which the model is
-    traced; if these are no TPUs, than the smallest TPUs have. A pattern without relative positions is computed in
-    blocks from `IN_BLOCKS` tokens on. Only reverse-mode differentiation works.
+    It is for models for which no device was chosen, as `Model.for_device` does. `choose.TABLE` says which form that is;
+    for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The compiled
+    program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for it. A
+    pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
+    differentiation works.
     """
     if extras.pattern and not extras.relative and packing.tokens >= IN_BLOCKS:
         qkv = project(packing.unpack(x), kernel, bias, extras)
@@ -156,20 +156,21 @@ def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: At
         unsupported_scores=not computes(extras),
     )
 
-    def without_weights(attention: Attention) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
-        return lambda x, kernel, bias: attention(x, kernel, bias, packing, extras)[0]
+    def run(kind: AttentionKind) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
+        suited = choose_packing("fused", sizes) if kind == "fused" else packing
 
-    def repacked(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
-        suited = choose_packing("fused", sizes)
-        return suited.repack(fused(packing.repack(x, suited), kernel, bias, suited, extras), packing)
+        def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+            operands = packing.repack(x, suited), kernel, bias, suited, extras
+            attended = fused(*operands) if kind == "fused" else ATTENTIONS[kind](*operands)[0]  # without weights
+            return suited.repack(attended, packing)
 
-    otherwise = without_weights(_projected(softmax_attention))
-    return jax.lax.platform_dependent(
-        *(x, kernel, bias),
-        cpu=without_weights(_projected(heads_first)),
-        tpu=repacked if choose_shape(sizes, traced_device_kind()) else otherwise,
-        default=otherwise,
-    )
+        return attend
+
+    traced = traced_device_kind()
+    devices = {"cpu": "cpu", "tpu": traced if traced.startswith("TPU") else SMALLEST_TPU, "default": ""}
+    kinds = {platform: choose_attention(device_kind, sizes) for platform, device_kind in devices.items()}
+    forms = {kind: run(kind) for kind in kinds.values()}  # one function for each: JAX then makes one branch
+    return jax.lax.platform_dependent(*(x, kernel, bias), **{platform: forms[kind] for platform, kind in kinds.items()})
 
 
 ATTENTIONS: dict[AttentionKind, Attention] = {

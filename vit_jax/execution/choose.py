@@ -11,6 +11,7 @@ from vit_jax.models import AttentionKind, Dtype, MlpKind, ModelSpec
 from vit_jax.sharding import traced_device_kind
 
 CHIP_KERNELS = ("fused", "cudnn")  # forms that a chip may execute wrongly
+SMALLEST_TPU = "TPU v4"  # the kind of TPU whose cores have the least vector memory
 PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
@@ -47,7 +48,8 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
     return lambda sizes: choose_shape(sizes, kind) is not None
 
 
-# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen.
+# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen. `attention=auto`
+# chooses by it, too, where no device is known.
 #
 # TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
 # in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
@@ -61,8 +63,8 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
 #     jax.nn, xla       1,237, 3,913             3,293, 7,220               7,463, 24,843
 #     tokens_first      1,801, 4,481             4,262, 8,190               12,351, 29,730
 #
-# The kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 128 images: 1,171,
-# 755, 1,313, 1,429; without, 586.
+# The TPU kernel with qk_norm, rotary, both, and relative positions, with the backward pass, 196 tokens, 128 images:
+# 1,171, 755, 1,313, 1,429; without, 586.
 #
 # CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
 # jax.nn.dot_product_attention 307 ms. GPUs: the same of 256 images in bfloat16 on an H200: cudnn 0.78 ms, tokens_first
@@ -77,28 +79,40 @@ TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] =
 
 
 def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
-    """Returns the fastest form of attention on a kind of device, as JAX names it."""
+    """Returns the fastest form of attention on a kind of device, as JAX names it; empty: a kind that is not known."""
     return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
 
 
 def has_kernel(device_kind: str) -> bool:
-    """Returns whether there is a kernel for a kind of TPU, if it fits the vector memory."""
+    """Returns whether there is an attention kernel for a kind of TPU, if it fits the vector memory."""
     return any(device_kind.startswith(kind) for kind, attention, _ in TABLE if attention == "fused")
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:
-    """Returns the sizes of a model's attention on one device.
+    """Returns the sizes of a model's attention on one device; of axial blocks, that of the longer lines of patches.
 
     Args:
         spec: the spec of the model.
         images: the number of images on the device, in one of the `accum_steps` parts of a batch.
         tensor: the number of devices over which the heads are split.
     """
-    tokens = spec.tokens
-    if spec.block.kind == "axial":  # the longer lines of patches are what images are otherwise
-        tokens, images = max(spec.grid), images * min(spec.grid)
+    heads = spec.attention.num_heads // tensor
+    if spec.block.kind == "axial":
+        return sizes_of_images(spec, images * min(spec.grid), max(spec.grid), heads)
+    return sizes_of_images(spec, images, spec.tokens, heads)
+
+
+def sizes_of_images(spec: ModelSpec, images: int, tokens: int, heads: int) -> AttentionSizes:
+    """Returns the sizes of attention among the tokens of each image, or of each line of patches in axial blocks.
+
+    Args:
+        spec: the spec of the model.
+        images: the number of images (or lines) on the device, in one of the `accum_steps` parts of a batch.
+        tokens: the number of tokens of an image (or line).
+        heads: the number of heads on the device.
+    """
     return AttentionSizes(
-        *(images, tokens, spec.attention.num_heads // tensor, spec.head_dim, spec.dtype),
+        *(images, tokens, heads, spec.head_dim, spec.dtype),
         change=qk_change(spec),
         relative=relative_kind(spec),
         unsupported_scores=spec.position.is_relative and relative_kind(spec) is None,
@@ -160,10 +174,10 @@ def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str 
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 
 
-# Beginning of the names of the kinds of device on which the kernel is faster. Cycles of a layer of B/16 with 128 images
-# by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million by the
-# compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and v5p the
-# kernel would use one of the two cores of a chip.
+# Beginning of the names of the kinds of device on which the MLP's TPU kernel is faster. Cycles of a layer of B/16 with
+# 128 images by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million
+# by the compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and
+# v5p the kernel would use one of the two cores of a chip.
 FUSED = ("TPU v6",)
 
 
@@ -185,7 +199,7 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
 
 
 def allows_fused_mlp(spec: ModelSpec) -> bool:
-    """Returns whether one kernel computes the branch of an MLP with its residual.
+    """Returns whether one TPU kernel computes the branch of an MLP with its residual.
 
     The branch then has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no stochastic depth,
     no LayerScale.

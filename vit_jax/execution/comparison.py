@@ -36,7 +36,7 @@ from vit_jax.tree import ArrayTree
 IMAGES, MANY_IMAGES = 8, 1024
 PARAMETERS = "input", "kernel", "bias", "norms", "relative positions"
 EMPTY = 3.0  # the value in empty rows, which must not be attended to
-COMPARED_ROWS = 1224  # two steps of the kernel's grid, and some rows of a third
+COMPARED_ROWS = 1224  # two steps of the TPU kernel's grid, and some rows of a third
 MLP_NAMES = (
     "the result of the MLP",
     "the gradient of the MLP's input",
@@ -76,8 +76,8 @@ def draw_operands(sizes: AttentionSizes) -> tuple[np.ndarray, ...]:
 def draw_extras(spec: ModelSpec, heads: int) -> AttentionExtras:
     """Returns what a model does besides equations 5 to 7, with random norms and relative positions of `heads` heads.
 
-    All offsets have rows of their own, since the kernel does not depend on `relative_clip`. The gradients of a clipped
-    table's first and last row are sums of most pairs, in which roundings to bfloat16 outweigh what is left.
+    All offsets have rows of their own, since the TPU kernel does not depend on `relative_clip`. The gradients of a
+    clipped table's first and last row are sums of most pairs, in which roundings to bfloat16 outweigh what is left.
     """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
     norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
@@ -178,7 +178,7 @@ def make_attention_calls(
 
 
 def measure_mlp_differences(spec: ModelSpec, device: jax.Device) -> dict[str, float]:
-    """Compares a model's kernel for the MLP with the plain layers in float32 on a device.
+    """Compares a model's TPU kernel for the MLP with the plain layers in float32 on a device.
 
     Returns:
         Name -> relative difference: the Euclidean norm of the difference, divided by the norm of the plain array.
@@ -189,7 +189,7 @@ def measure_mlp_differences(spec: ModelSpec, device: jax.Device) -> dict[str, fl
 
 
 def mlp_sizes(spec: ModelSpec) -> tuple[Any, ...]:
-    """Returns what the kernel depends on, of a model: width, hidden channels, dtypes of activations and gradients."""
+    """Returns what the MLP's TPU kernel depends on: width, hidden channels, dtypes of activations and gradients."""
     return spec.width, spec.mlp_dim, spec.dtype, spec.kernel_dtype, spec.block.norm_epsilon
 
 

@@ -53,7 +53,7 @@ def narrow_per_device(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: F
     return per_device(local, (HIDDEN,), ("dense2/kernel", "dense2/bias"), ROWS)(hidden, kernel, bias)
 
 
-# Blocks that do not allow the kernel of `fused` get both layers by the compiler.
+# Blocks that do not allow the TPU kernel of `fused` get both layers by the compiler.
 MLPS: dict[MlpKind, tuple[Widen, Narrow]] = {
     "auto": (widen, narrow),
     "jit": (widen, narrow),

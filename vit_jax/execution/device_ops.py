@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from vit_jax.execution import dense_layers, norms_and_products
 from vit_jax.execution.attention_kinds import ATTENTIONS
-from vit_jax.execution.choose import allows_fused_mlp, attention_sizes, choose_packing
+from vit_jax.execution.choose import allows_fused_mlp, choose_packing, sizes_of_images
 from vit_jax.execution.dense_layers import MLPS
 from vit_jax.execution.stack import run_blocks
 from vit_jax.execution.tpu import add_fused_mlp
@@ -53,8 +53,8 @@ class DeviceOps(PlainOps):
 
     def for_images(self, spec: ModelSpec, images: int) -> "DeviceOps":
         """Returns the operations for the blocks of a model, given the number of images in the batch."""
-        sizes = attention_sizes(spec, local_size("batch", images))
-        sizes = sizes._replace(tokens=spec.tokens, heads=local_size("heads", spec.attention.num_heads))
+        heads = local_size("heads", spec.attention.num_heads)
+        sizes = sizes_of_images(spec, local_size("batch", images), spec.tokens, heads)
         # Axial blocks pack their lines themselves.
         kind = spec.attention.kind if spec.block.kind == "standard" else "tokens_first"
         return dataclasses.replace(self, spec=spec, packing=choose_packing(kind, sizes))
@@ -63,8 +63,8 @@ class DeviceOps(PlainOps):
         """Returns the operations for lines of patches, each of which is treated as an image; `lines` in each image."""
         spec, images = self.spec, local_size("batch", images) * lines
         heads = local_size("heads", spec.attention.num_heads)
-        sizes = attention_sizes(spec, images)._replace(images=images, tokens=patches, heads=heads)
-        return dataclasses.replace(self, packing=choose_packing(spec.attention.kind, sizes), lines=lines)
+        packing = choose_packing(spec.attention.kind, sizes_of_images(spec, images, patches, heads))
+        return dataclasses.replace(self, packing=packing, lines=lines)
 
     @property
     def for_pooled(self) -> "DeviceOps":
@@ -84,7 +84,7 @@ class DeviceOps(PlainOps):
         return constrain(x, dimensions)
 
     def _cast(self, kernel: Array, dtype: DTypeLike) -> Array:
-        """Returns a kernel in the dtype of its gradient: float32, or that of the activation if the spec says so."""
+        """Returns a layer's kernel in the dtype of its gradient: float32, or the activation's if the spec says so."""
         follows = isinstance(self.spec, ModelSpec) and self.spec.grad_dtype == "auto"
         return kernel.astype(dtype if follows else jnp.float32)
 
@@ -167,12 +167,12 @@ class DeviceOps(PlainOps):
     def add_mlp(
         self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
     ) -> Rows:
-        """Returns x + branch(mlp(norm(x))), by one kernel where the spec names it and one device has all channels."""
+        """Returns x + branch(mlp(norm(x))), by one TPU kernel if the spec names it and a device has all channels."""
         spec, x = self.spec, checkpoint_name(x, "between")
         whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim
         if not (spec.block.mlp == "fused" and allows_fused_mlp(spec) and whole):
             return super().add_mlp(x, norm, epsilon, mlp, branch)
-        first, second = ((self._cast(kernel, x.dtype), bias) for kernel, bias in (mlp.first(), mlp.second()))
+        first, second = ((self._cast(kernel, x.dtype), bias) for kernel, bias in mlp.arrays())
         return add_fused_mlp(x, norm, first, second, epsilon, self.packing)
 
     def run_blocks(

@@ -1,5 +1,7 @@
 """Products, sums and norms whose gradients are written out, in the dtype and in the form that suit the devices.
 
+A kernel is here the matrix of a dense layer, not a program for a chip.
+
 Only reverse-mode differentiation works through them.
 """
 
@@ -10,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax import models
 from vit_jax.models import Channels, Rows
 
 Wide: TypeAlias = Float[Array, "*rows wide"]
@@ -120,7 +123,7 @@ narrowing_product.defvjp(_product_forward, _narrowing_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
-    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias. Only reverse-mode differentiation works.
+    """Returns LayerNorm of each row, see `models.layer_norm`. Only reverse-mode differentiation works.
 
     The backward pass is written out and reads each activation once, which is faster on CPUs and, by the compiler's
     estimate, on TPUs.
@@ -129,11 +132,8 @@ def layer_norm(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows
 
 
 def _norm_forward(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> tuple[Rows, Residuals]:
-    wide = x.astype(jnp.float32)
-    mean = wide.mean(-1, keepdims=True)
-    variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
-    inverse = jax.lax.rsqrt(variance + epsilon)
-    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale)
+    y, mean, inverse = models.layer_norm(x, scale, bias, epsilon)
+    return y, (x, mean, inverse, scale)
 
 
 def _norm_backward(epsilon: float, residuals: Residuals, grad: Rows) -> tuple[Rows, Channels, Channels]:

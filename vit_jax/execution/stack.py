@@ -11,11 +11,12 @@ from vit_jax.models import BlockStep, ModelSpec, Remat, Rows, is_adapted
 from vit_jax.tree import ArrayTree, flatten, unflatten
 
 _POLICIES = jax.checkpoint_policies
-_ATTENTION = ("attended", "log_sum_exp")  # what the attention kernel returns; "hidden": the MLP's kernel
+_ATTENTION = ("attended", "log_sum_exp")  # what the TPU kernel of attention returns; "hidden": that of the MLP
 
 # What is kept for the backward pass, which need not compute it again: from everything to nothing. Names are those of
 # `checkpoint_name`. For a token and a block whose MLP has 4 times the width, `dots` keeps 10 widths besides the block's
-# input, `mlp` 5, `attention` 1 and `full` 0.
+# input, `mlp` 5, `attention` 1 and `full` 0. Only the TPU kernels name what they return: with another form of attention
+# `attention` keeps as little as `full`, and `mlp` only what is between attention and MLP.
 REMAT_POLICIES: dict[Remat, Callable[..., bool]] = {
     "none": _POLICIES.everything_saveable,
     "dots": _POLICIES.save_from_both_policies(

@@ -1,6 +1,7 @@
 """The TPU kernels in a model: what they take of its parameters, and how devices share their work.
 
-A device computes alone what its kernel computes, so that the kernel gets the layout which the product before it writes.
+A device computes alone what its TPU kernel computes, so that this gets the layout which the product before it writes.
+The argument `kernel` is the matrix of a dense layer, as in Flax.
 """
 
 import jax
@@ -21,7 +22,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
     """Returns attention by the TPU kernel, which keeps scores and softmax on the chip.
 
     Raises:
-        ValueError: the kernel does not compute all that is added to the scores.
+        ValueError: the TPU kernel does not compute all that is added to the scores.
     """
     if not computes(extras):
         raise ValueError("the kernel does not compute all that is added to the scores")
@@ -53,23 +54,23 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
 
 
 def kernel_change(extras: AttentionExtras) -> QKChange | None:
-    """Returns what the kernel does to queries and keys; None: nothing."""
+    """Returns what the TPU kernel does to queries and keys; None: nothing."""
     rotates = extras.angles is not None
     return QKChange(extras.epsilon if extras.norms else None, rotates) if extras.norms or rotates else None
 
 
 def kernel_relative(extras: AttentionExtras) -> kernels.RelativeKind | None:
-    """Returns the relative positions as the kernel takes them; None: there are none, or it takes none of these."""
+    """Returns the relative positions as the TPU kernel takes them; None: there are none, or it takes none of these."""
     return extras.relative and relative_kind(extras.relative.spec)
 
 
 def computes(extras: AttentionExtras) -> bool:
-    """Returns whether the kernel computes all that is added to the scores."""
+    """Returns whether the TPU kernel computes all that is added to the scores."""
     return extras.pattern is None and (extras.relative is None or kernel_relative(extras) is not None)
 
 
 def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
-    """Returns a kernel or bias of the projection that makes the mean of queries and keys zero in each head.
+    """Returns the projection's kernel or bias that makes the mean of queries and keys zero in each head.
 
     Their LayerNorm then need not subtract a mean.
     """
@@ -107,7 +108,7 @@ def kernel_tables(
 def add_fused_mlp(
     x: Rows, norm: NormArrays, first: DenseArrays, second: DenseArrays, epsilon: float, packing: Packing
 ) -> Rows:
-    """Returns x + MLP(LayerNorm(x)) by one kernel.
+    """Returns x + MLP(LayerNorm(x)) by one TPU kernel.
 
     Args:
         x: the rows of all images.

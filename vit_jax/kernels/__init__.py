@@ -1,4 +1,4 @@
-"""Kernels for one kind of chip, each beside the plain form that it must equal."""
+"""TPU kernels (Pallas): programs for one kind of chip, each beside the plain form that it must equal."""
 
 import lazy_loader
 

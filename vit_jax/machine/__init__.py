@@ -1,6 +1,6 @@
 """The machine that runs this process: packages, accelerators, the cluster around it, memory and disks.
 
-Only `hardware.py` and `program_memory.py` import jax.
+Only `devices.py` and `jax_settings.py` import jax.
 """
 
 import lazy_loader

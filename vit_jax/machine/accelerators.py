@@ -1,4 +1,4 @@
-"""The accelerators of this machine, and the processes that use them."""
+"""The accelerators of this machine: whether they start, which processes use them, and whether kernels compute right."""
 
 import contextlib
 import fcntl
@@ -28,6 +28,14 @@ import json, jax
 devices = jax.local_devices()
 memory = (devices[0].memory_stats() or {}).get("bytes_limit")
 print(json.dumps([jax.default_backend(), len(devices), devices[0].device_kind, memory]))
+"""
+
+KERNEL_SECONDS = 300.0  # that the comparison may take, compilation included
+# Run in another process, as the query of the devices is, so that this process does not hold them.
+KERNEL_COMPARISON = """
+import json
+from vit_jax.kernel_trials.correctness import check_example
+print(json.dumps(check_example()))
 """
 
 
@@ -166,3 +174,36 @@ def _is_locked(path: Path) -> bool:
 
 def _any_exist(root: Path, *patterns: str) -> bool:
     return any(list(root.glob(pattern)) for pattern in patterns)
+
+
+def check_kernel(
+    seconds: float = KERNEL_SECONDS,
+    comparison: str = KERNEL_COMPARISON,
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[Finding]:
+    """Yields whether each kernel equals its plain form on the accelerator here; nothing without one.
+
+    Args:
+        seconds: the most seconds that the comparison may take.
+        comparison: the program that prints each kernel, the form chosen, and its fault.
+        root: the root of the file system.
+        environment: the environment variables of this process.
+    """
+    if not (has_tpu(root, environment) or has_gpu(root, environment)):
+        return
+    try:
+        asked = subprocess.run([sys.executable, "-c", comparison], capture_output=True, text=True, timeout=seconds)
+        found = json.loads(asked.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        yield Finding("warning", "kernels", f"were not compared within {seconds:g} s")
+        return
+    except (IndexError, ValueError):  # the finding about the devices says why
+        yield Finding("warning", "kernels", f"were not compared: exit code {asked.returncode}")
+        return
+    for kernel, kind, fault in found:
+        if fault:
+            remedy = "nothing: training uses the plain form, which is slower; please report this line"
+            yield Finding("warning", kernel, f"{kind} {fault}", remedy)
+        else:
+            yield Finding("ok", kernel, kind)

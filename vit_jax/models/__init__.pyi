@@ -33,6 +33,7 @@ from .operations import QKVKernel as QKVKernel
 from .operations import Rows as Rows
 from .operations import Tokens as Tokens
 from .operations import TwoLayers as TwoLayers
+from .operations import layer_norm as layer_norm
 from .operations import scaled as scaled
 from .operations import softmax_attention as softmax_attention
 from .pattern import block_distance as block_distance

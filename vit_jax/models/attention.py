@@ -4,7 +4,7 @@ import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 
 from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Pattern
-from vit_jax.models.layers import Dense, DenseParameters, NormParameters
+from vit_jax.models.layers import Dense, LayerNorm
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
@@ -38,15 +38,15 @@ class SelfAttention(nn.Module):
         # Queries, keys and values are projected by one product (equation 5), each initialised with its own fans.
         init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
         shape = (3, spec.attention.num_heads, spec.head_dim)
-        kernel, bias = DenseParameters((spec.width,), shape, init, name="qkv")()
+        kernel, bias = Dense(shape, self.ops, init, name="qkv").arrays((spec.width,))
         attended, weights = self.ops.attend(x, kernel, bias, self._extras(relative))  # equations 5 to 7
         return out_projection(spec, self.ops)(attended), weights  # equation 8
 
     def _extras(self, shared: RelativeTable | None) -> AttentionExtras:
-        spec, relative = self.spec, None
+        spec, ops, epsilon, relative = self.spec, self.ops, self.spec.block.norm_epsilon, None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = tuple(NormParameters(spec.head_dim, name=name)() for name in names)
+        norms = tuple(LayerNorm(epsilon, ops, name=name).arrays(spec.head_dim) for name in names)
         if spec.position.is_relative:
             relative = RelativePositions(spec, relative_table(self.param, spec) if shared is None else shared)
         pattern = Pattern(spec) if spec.attention.is_sparse else None
-        return AttentionExtras(norms, spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)
+        return AttentionExtras(norms, epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)

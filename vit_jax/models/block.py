@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.attention_extras import AttentionWeights
-from vit_jax.models.layers import LayerNorm, NormParameters, dropout
+from vit_jax.models.layers import LayerNorm, dropout
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
@@ -63,8 +63,9 @@ class Block(nn.Module):
         y, weights = SelfAttention(spec, ops, name="attention")(y, shared if spec.position.is_relative else None)
         x = x + self._branch("layer_scale1", dropout(self, y, ops), drop_rate)
         # Equation 3: z = MLP(LN(z')) + z'. One operation, since one kernel may compute it.
-        norm, mlp = NormParameters(spec.width, name="norm2")(), Mlp(spec, ops, name="mlp")
-        x = ops.add_mlp(x, norm, spec.block.norm_epsilon, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
+        epsilon, mlp = spec.block.norm_epsilon, Mlp(spec, ops, name="mlp")
+        norm = LayerNorm(epsilon, ops, name="norm2").arrays(spec.width)
+        x = ops.add_mlp(x, norm, epsilon, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
         return ops.place(x, "batch", "width"), weights
 
     def _branch(self, name: str, x: Rows, drop_rate: float | Float[Array, ""]) -> Rows:

@@ -9,36 +9,29 @@ from vit_jax.models.attention_extras import NormArrays
 from vit_jax.models.operations import DenseArrays, PlainOps, Rows
 
 
-class DenseParameters(nn.Module):
-    """The parameters of a dense layer."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    bias_init: nn.initializers.Initializer = nn.initializers.zeros
-
-    @nn.compact
-    def __call__(self) -> DenseArrays:
-        """Returns the kernel [*inputs, *outputs] and the bias [*outputs]."""
-        kernel = self.param("kernel", self.kernel_init, (*self.inputs, *self.outputs))
-        return kernel, self.param("bias", self.bias_init, self.outputs)
-
-
 class Dense(nn.Module):
-    """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`."""
+    """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`.
+
+    Another module may take its `arrays` alone, for an operation that computes more than this layer.
+    """
 
     features: int | tuple[int, ...]
     ops: PlainOps
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
-    inputs: tuple[int, ...] = ()  # of the kernel, if it has several dimensions for the last one of `x`
+    inputs: tuple[int, ...] = ()  # of the kernel; (): the last dimension of `x`, otherwise perhaps several for it
 
     @nn.compact
+    def arrays(self, inputs: tuple[int, ...] = ()) -> DenseArrays:
+        """Returns the kernel [*inputs, *features] and the bias [*features]; `self.inputs`, if given, counts instead."""
+        outputs = self.features if isinstance(self.features, tuple) else (self.features,)
+        kernel = self.param("kernel", self.kernel_init, (*(self.inputs or inputs), *outputs))
+        return kernel, self.param("bias", self.bias_init, outputs)
+
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "..."]:
         """Returns `x @ kernel + bias`, [*rows, *features], in the dtype of `x`."""
-        outputs = self.features if isinstance(self.features, tuple) else (self.features,)
-        kernel = self.param("kernel", self.kernel_init, (*(self.inputs or x.shape[-1:]), *outputs))
-        return self.ops.dense(x, kernel, self.param("bias", self.bias_init, outputs), self.name)
+        kernel, bias = self.arrays(x.shape[-1:])
+        return self.ops.dense(x, kernel, bias, self.name)
 
 
 def classifier(num_classes: int, std: float, bias: float, name: str, ops: PlainOps) -> Dense:
@@ -55,29 +48,22 @@ def classifier(num_classes: int, std: float, bias: float, name: str, ops: PlainO
     return Dense(num_classes, ops, kernel_init, nn.initializers.constant(bias), name=name)
 
 
-class NormParameters(nn.Module):
-    """The parameters of a LayerNorm."""
-
-    channels: int
-
-    @nn.compact
-    def __call__(self) -> NormArrays:
-        """Returns scale and bias."""
-        scale = self.param("scale", nn.initializers.ones, (self.channels,))
-        return scale, self.param("bias", nn.initializers.zeros, (self.channels,))
-
-
 class LayerNorm(nn.Module):
-    """LayerNorm over the width."""
+    """LayerNorm over the last dimension. Another module may take its `arrays` alone, as those of `Dense`."""
 
     epsilon: float
     ops: PlainOps
 
     @nn.compact
+    def arrays(self, channels: int) -> NormArrays:
+        """Returns scale and bias."""
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        return scale, self.param("bias", nn.initializers.zeros, (channels,))
+
     def __call__(self, x: Rows) -> Rows:
         """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
-        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
-        return self.ops.norm(x, scale, self.param("bias", nn.initializers.zeros, x.shape[-1:]), self.epsilon)
+        scale, bias = self.arrays(x.shape[-1])
+        return self.ops.norm(x, scale, bias, self.epsilon)
 
 
 def dropout(module: nn.Module, x: Rows, ops: PlainOps) -> Rows:

@@ -8,8 +8,8 @@ import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.models.layers import DenseParameters, dropout
-from vit_jax.models.operations import PlainOps, Rows
+from vit_jax.models.layers import Dense, dropout
+from vit_jax.models.operations import DenseArrays, PlainOps, Rows
 from vit_jax.models.spec import Activation, ModelSpec
 
 
@@ -46,16 +46,19 @@ class Mlp(nn.Module):
 
     def setup(self) -> None:
         """Declares the parameters of both layers."""
-        spec, first, bias_init = self.spec, ACTIVATIONS[self.spec.block.activation], nn.initializers.normal(1e-6)
-        hidden = (*first.parts, spec.mlp_dim)
-        self.first = DenseParameters((spec.width,), hidden, first.kernel_init, bias_init, name=first.name)
-        self.second = DenseParameters((spec.mlp_dim,), (spec.width,), xavier_uniform(), bias_init, name="dense2")
+        spec, ops, first = self.spec, self.ops, ACTIVATIONS[self.spec.block.activation]
+        hidden, bias_init = (*first.parts, spec.mlp_dim), nn.initializers.normal(1e-6)
+        self.first = Dense(hidden, ops, first.kernel_init, bias_init, (spec.width,), name=first.name)
+        self.second = Dense(spec.width, ops, xavier_uniform(), bias_init, (spec.mlp_dim,), name="dense2")
+
+    def arrays(self) -> tuple[DenseArrays, DenseArrays]:
+        """Returns kernel and bias of each layer."""
+        return self.first.arrays(), self.second.arrays()
 
     def __call__(self, x: Rows) -> Rows:
         """Returns rows of the same width."""
         ops, first = self.ops, ACTIVATIONS[self.spec.block.activation]
-        kernel, bias = self.first()
-        hidden = ops.widen(x, kernel, bias, first.name, functools.partial(first.activate, ops))
+        (kernel1, bias1), (kernel2, bias2) = self.arrays()
+        hidden = ops.widen(x, kernel1, bias1, first.name, functools.partial(first.activate, ops))
         hidden = dropout(self, hidden, ops)
-        kernel, bias = self.second()
-        return dropout(self, ops.narrow(hidden, kernel, bias), ops)
+        return dropout(self, ops.narrow(hidden, kernel2, bias2), ops)

@@ -32,8 +32,8 @@ BlockStep: TypeAlias = Callable[[Rows, ArrayTree, Array | int, Array], tuple[Row
 class TwoLayers(Protocol):
     """The two dense layers of an MLP, with what is between and after them; `models.mlp.Mlp`."""
 
-    first: Callable[[], DenseArrays]
-    second: Callable[[], DenseArrays]
+    def arrays(self) -> tuple[DenseArrays, DenseArrays]:
+        """Returns kernel and bias of each layer."""
 
     def __call__(self, x: Rows) -> Rows:
         """Returns the result of both layers."""
@@ -117,14 +117,8 @@ class PlainOps:
         return jnp.tensordot(x, kernel, 1) + bias.astype(x.dtype)
 
     def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
-        """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias, in the dtype of `x`.
-
-        The variance is E[x²] - E[x]², as published; statistics are in float32.
-        """
-        wide = x.astype(jnp.float32)
-        mean = wide.mean(-1, keepdims=True)
-        variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
-        return ((wide - mean) * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+        """Returns LayerNorm of each row, in the dtype of `x`."""
+        return layer_norm(x, scale, bias, epsilon)[0]
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the GELU in the approximation by tanh, as published."""
@@ -201,6 +195,20 @@ class PlainOps:
             x, out = step(x, layer, index, rate)
             outs.append(out)
         return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
+
+
+def layer_norm(
+    x: Rows, scale: Channels, bias: Channels, epsilon: float
+) -> tuple[Rows, Float[Array, "*rows 1"], Float[Array, "*rows 1"]]:
+    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias in the dtype of `x`, and the statistics of the rows.
+
+    The variance is E[x²] - E[x]², as published. The statistics, mean and 1 / sqrt(variance + epsilon), are in float32.
+    """
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(-1, keepdims=True)
+    variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
+    inverse = jax.lax.rsqrt(variance + epsilon)
+    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), mean, inverse
 
 
 def softmax_attention(

@@ -1,6 +1,7 @@
 """Metrics of a run: log lines or a progress bar, metrics.jsonl, TensorBoard events, and the speed of training."""
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
-from vit_jax import encode_text, monitoring, user_errors, without_queries
+from vit_jax import encode_text, ignore_closed_stderr, monitoring, user_errors, without_queries
 from vit_jax.json_text import to_json
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
-from vit_jax.monitoring.terminal import Terminal
 
 MetricsCallback = Callable[[int, Metrics], None]
 LOG = "train.log"
@@ -202,3 +203,30 @@ def format_value(name: str, value: float) -> str:
     if "images_per_sec" in name:
         return f"{value:,.1f}"
     return f"{value:.4g}"
+
+
+class Terminal:
+    """Lines of text and a bar on stderr, as long as anything reads it."""
+
+    def __init__(self, bar: bool, start: int, total: int):
+        """Draws a bar from step `start` to `total`, if asked to or if stderr is a terminal."""
+        self.has_bar = bar or (sys.stderr is not None and sys.stderr.isatty())  # a notebook is none, but shows a bar
+        with ignore_closed_stderr():
+            self._bar = tqdm(
+                initial=start, total=total, unit="step", dynamic_ncols=True, smoothing=0.05, disable=not self.has_bar
+            )
+
+    @ignore_closed_stderr()
+    def write(self, text: str) -> None:
+        """Writes lines."""
+        tqdm.write(text, file=sys.stderr)
+
+    @ignore_closed_stderr()
+    def advance(self, step: int) -> None:
+        """Moves the bar."""
+        self._bar.update(step - self._bar.n)
+
+    @ignore_closed_stderr()
+    def close(self) -> None:
+        """Ends the bar, which stays visible as it is."""
+        self._bar.close()

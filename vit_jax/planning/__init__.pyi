@@ -4,11 +4,8 @@ from .chips import parse_topology as parse_topology
 from .client import compile_in_subprocess as compile_in_subprocess
 from .collectives import Collective as Collective
 from .collectives import find_links as find_links
-from .compile_records import PlanRequest as PlanRequest
-from .compile_records import config_flags as config_flags
 from .compiler import device_bytes as device_bytes
-from .compiler_report import peak_bytes as peak_bytes
-from .flops import run_exaflops as run_exaflops
+from .compiler import peak_bytes as peak_bytes
 from .goodput import ASSUMED_FAULTS as ASSUMED_FAULTS
 from .goodput import Faults as Faults
 from .goodput import measure_restart as measure_restart
@@ -19,5 +16,8 @@ from .inference_plan import plan_inference as plan_inference
 from .plan_page import write_page as write_page
 from .plan_table import render_plans as render_plans
 from .planner import make_plan as make_plan
+from .records import PlanRequest as PlanRequest
+from .records import config_flags as config_flags
+from .records import plan_to_json as plan_to_json
 from .search import STRATEGIES as STRATEGIES
-from .serialization import plan_to_json as plan_to_json
+from .time_estimate import run_exaflops as run_exaflops

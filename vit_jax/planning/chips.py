@@ -6,6 +6,18 @@ import re
 
 from vit_jax import UserError, choose
 
+SHAPES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # all that clouds offer
+MAX_CHIPS_PER_HOST = 8  # the largest slice of two dimensions that one machine holds
+# The shapes of three dimensions that clouds choose for a number of chips.
+SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+# Other spellings of a slice: v5litepod-8, TPU-v4-32, v5e-2x4; and what clouds and people call a kind of chip.
+OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
+KIND_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
+CORES_PER_CHIP = 2  # of v4 and v5p, whose cores are counted in the names that clouds give
+# Number of dimensions of a slice -> chips along a dimension with which the torus closes. In two dimensions it closes
+# along a dimension of exactly 16 chips. In three dimensions it closes along all of them if each has a multiple of 4.
+TORUS_SIZE = {2: 16, 3: 4}
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -82,19 +94,6 @@ CHIPS = {
         matrix_rows=2,
     ),
 }
-
-
-SHAPES_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # all that clouds offer
-MAX_CHIPS_PER_HOST = 8  # the largest slice of two dimensions that one machine holds
-# The shapes of three dimensions that clouds choose for a number of chips.
-SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
-# Other spellings of a slice: v5litepod-8, TPU-v4-32, v5e-2x4; and what clouds and people call a kind of chip.
-OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
-KIND_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
-CORES_PER_CHIP = 2  # of v4 and v5p, whose cores are counted in the names that clouds give
-# Number of dimensions of a slice -> chips along a dimension with which the torus closes. In two dimensions it closes
-# along a dimension of exactly 16 chips. In three dimensions it closes along all of them if each has a multiple of 4.
-TORUS_SIZE = {2: 16, 3: 4}
 
 
 @dataclasses.dataclass(frozen=True)

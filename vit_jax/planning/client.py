@@ -14,9 +14,8 @@ from typing import IO, Any
 from vit_jax import UserError, printable
 from vit_jax.planning import targets
 from vit_jax.planning.chips import is_topology
-from vit_jax.planning.compile_records import Compilation, PlanRequest
+from vit_jax.planning.records import Compilation, PlanRequest, compilation_from_json
 from vit_jax.planning.schedules import dump_environment
-from vit_jax.planning.serialization import compilation_from_json
 
 QUIET_SECONDS = 3.0  # after which the first line is shown
 LINE_SECONDS = 30.0  # between two lines where stderr is not a terminal

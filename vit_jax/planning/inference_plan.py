@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from vit_jax.model import create
-from vit_jax.planning.compile_records import Compilation, PlanRequest
+from vit_jax.planning.records import Compilation, PlanRequest
 from vit_jax.planning.time_estimate import estimate_schedule, estimate_step
 from vit_jax.text_tables import markdown_table
 

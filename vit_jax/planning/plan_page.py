@@ -8,8 +8,8 @@ from typing import Any
 
 from vit_jax import analysis, encode_text
 from vit_jax.planning import plan_table
-from vit_jax.planning.parts import cycle_parts, memory_parts, utilisation
-from vit_jax.planning.plan_records import Plan
+from vit_jax.planning.plan_table import cycle_parts, memory_parts, utilisation
+from vit_jax.planning.records import Plan
 
 GIB, MILLION = 2**30, 10**6
 LIMITS = (
@@ -98,8 +98,8 @@ def _scaled(bars: dict[str, dict[str, float]], factor: float) -> dict[str, dict[
     return {bar: {part: size * factor for part, size in parts.items()} for bar, parts in bars.items()}
 
 
-def _section(title: str, caption: str, groups: analysis.bars.Groups, **style: Any) -> str:
-    draw = functools.partial(analysis.bars.stacked_bars, groups, **style)
+def _section(title: str, caption: str, groups: analysis.plot.Groups, **style: Any) -> str:
+    draw = functools.partial(analysis.plot.stacked_bars, groups, **style)
     text = f"{title}, in {style['label']}. " + " ".join(
         f"{name}, {bar}: {', '.join(f'{part} {size:.3g}' for part, size in parts.items())}."
         for name, bars in groups.items()

@@ -1,14 +1,22 @@
-"""Makes a plan: compiles a program, estimates what it takes, and searches what to change if it does not fit."""
+"""Makes a plan: compiles a program, estimates what it takes, and searches what to change if it does not fit.
+
+A plan ends with the command that runs what was planned.
+"""
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Callable
+from pathlib import PurePath
 
-from vit_jax.planning.command import training_command
-from vit_jax.planning.compile_records import Compilation, ConfigChange, PlanRequest
+from vit_jax.data import sources
+from vit_jax.planning.chips import is_topology
 from vit_jax.planning.goodput import ASSUMED_FAULTS, Faults
-from vit_jax.planning.plan_records import Advice, LargestBatch, Plan
+from vit_jax.planning.records import Advice, Compilation, ConfigChange, LargestBatch, Plan, PlanRequest, Workload
 from vit_jax.planning.search import find_fitting_change, find_largest_batch
 from vit_jax.planning.time_estimate import estimate_interruptions, estimate_schedule, estimate_step
+
+TFDS_SOURCE = re.compile(r"\b(tfds|vtab):")  # also as a part of a mixture
 
 
 def make_plan(
@@ -59,3 +67,33 @@ def _estimated(compilation: Compilation, chip_hour_price: float | None, faults: 
     price = run.chip_hours * chip_hour_price if run and chip_hour_price is not None else None
     goodput = estimate_interruptions(compilation.workload, estimate, faults) if estimate and run else None
     return Plan(compilation, estimate, price, by_schedule=estimate_schedule(compilation), goodput=goodput)
+
+
+def training_command(request: PlanRequest, workload: Workload) -> str:
+    """Returns the shell command that trains as planned.
+
+    The command for a TPU slice is that of the launcher for Cloud TPU. It has flags that place data which cloud machines
+    cannot reach, and a workdir that they would lose, in a bucket. Its words in capitals (BUCKET, DATA, ZONE) are for
+    the user to replace. Any other command trains on this machine.
+    """
+    given = dict(word.partition("=")[::2] for word in request.words)
+    command = ["python", "-m", "vit_jax.main", *request.words]
+    if not is_topology(request.target):
+        variables = ["JAX_PLATFORMS=cpu", f"XLA_FLAGS={request.emulation_flag}"] if request.target == "cpu" else []
+        return shlex.join([*variables, *command])
+    recipe = PurePath(given["--config"].partition(":")[0]).stem
+    source = sources.change_paths(workload.source, _path_in_bucket, str)
+    if source != workload.source:
+        command.append(f"--config.data.source={source}")
+    if TFDS_SOURCE.search(source) and "://" not in (workload.data_dir or ""):
+        command.append("--config.data.data_dir=gs://BUCKET/tensorflow_datasets")
+    if "--workdir" not in given:
+        command.append(f"--workdir=gs://BUCKET/{recipe}")
+    slices = workload.mesh["slice"]
+    run_name = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:40]
+    options = [f"--topology={request.target}", *([f"--slices={slices}"] if slices > 1 else []), "--zone=ZONE"]
+    return shlex.join(["python", "-m", "launch.tpu_vm", "run", run_name, *options, "--", *command])
+
+
+def _path_in_bucket(path: str) -> str:
+    return path if "://" in path else "gs://BUCKET/DATA"

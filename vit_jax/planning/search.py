@@ -6,7 +6,7 @@ Memory is extrapolated from what was compiled before. A change is returned only 
 from collections.abc import Callable, Iterator
 
 from vit_jax import UserError
-from vit_jax.planning.compile_records import Compilation, ConfigChange
+from vit_jax.planning.records import Compilation, ConfigChange
 
 Compile = Callable[[ConfigChange], Compilation]
 

@@ -9,7 +9,7 @@ from jax.experimental import topologies
 
 from vit_jax import UserError, machine
 from vit_jax.planning import chips
-from vit_jax.planning.compile_records import PlanRequest
+from vit_jax.planning.records import PlanRequest
 
 # Without these libtpu takes itself for the host of a pod: it waits for the metadata server and for other users of the
 # TPU.

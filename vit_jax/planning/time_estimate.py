@@ -1,15 +1,21 @@
-"""Estimates the time of a step and of a run from the compiler's report of the step. Nothing is measured."""
+"""Estimates the time of a step and the FLOPs and the time of a run, from the compiler's report of the step.
+
+Nothing of this package was run on a TPU. How far predictions are from reality is known from the published step times of
+other programs: steps of the same sizes were compiled here to predict their times (docs/speed.md, How true it is).
+"""
 
 import math
+from typing import Literal
+
+from ml_collections import ConfigDict
 
 from vit_jax import data
-from vit_jax.macs import training_flops
+from vit_jax.macs import macs_per_image, training_flops
 from vit_jax.paper import read_paper_runs
-from vit_jax.planning.calibration import find_band
 from vit_jax.planning.chips import Slice, is_topology, parse_topology
-from vit_jax.planning.compile_records import Compilation, Workload
 from vit_jax.planning.goodput import Faults, GoodputEstimate, estimate_goodput
-from vit_jax.planning.plan_records import Estimate, RunEstimate, ScheduleEstimate
+from vit_jax.planning.records import Compilation, Estimate, RatioBand, RunEstimate, ScheduleEstimate, Workload
+from vit_jax.program import model_without_data
 
 # Number of images in the recipe's training split -> the data set, as in `PaperRun.pretraining`.
 PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}
@@ -17,6 +23,16 @@ PRETRAINING = {303_000_000: "jft", 14_145_922: "imagenet21k"}
 # `data.fast` -> images per second that a CPU core reads with `.[fast]`. Measured with inception crops of ImageNet's
 # photographs at 224 pixels (docs/data.md, Speed). Other preprocessing and other resolutions were not measured.
 CORE_IMAGES_PER_SECOND = {True: 1230, False: 1025}
+
+CycleEstimate = Literal["estimate", "schedule"]
+MIN_RUNS = 3  # with fewer published runs there is no band
+
+# Measure -> kind of chip -> the published over the predicted time of a step, of each run. The numbers are those of
+# python -m benchmarks.calibration.
+MEASURED: dict[CycleEstimate, dict[str, tuple[float, ...]]] = {
+    "estimate": {"v4": (1.09,), "v5e": (0.85, 0.84)},
+    "schedule": {"v4": (1.21,), "v5e": (1.16, 1.09)},
+}
 
 
 def estimate_step(compilation: Compilation) -> Estimate | None:
@@ -108,3 +124,36 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
         paper_tpuv3_core_days=days[0] if days else None,
         streamed_disk=data.planned_disk(images, workload.batch, workload.readers, workload.window, hosts),
     )
+
+
+def find_band(kind: str, measure: CycleEstimate) -> RatioBand | None:
+    """Returns the band of predictions for a kind of chip.
+
+    If fewer than `MIN_RUNS` runs were made on this kind, the band is that of the runs on all kinds together. Returns
+    None if these are too few as well.
+    """
+    by_kind = MEASURED.get(measure, {})
+    own = {kind: by_kind.get(kind, ())}
+    for chosen in (own, by_kind):
+        ratios = [ratio for each in chosen.values() for ratio in each]
+        if len(ratios) >= MIN_RUNS:
+            return RatioBand(min(ratios), max(ratios), len(ratios), tuple(sorted(chosen)))
+    return None
+
+
+def run_exaflops(config: ConfigDict, teacher_macs: int = 0) -> float:
+    """Returns the floating point operations of a run, in units of 1e18, without its evaluations.
+
+    Args:
+        config: the configuration as it lies in the folder of the run.
+        teacher_macs: the multiply-accumulates of the forward pass of its teacher on an image; 0: it has none.
+    """
+    images = config.total_steps * config.batch
+    return (
+        training_flops(macs_per_image(model_without_data(config)), count_passes(config), teacher_macs) * images / 1e18
+    )
+
+
+def count_passes(config: ConfigDict) -> int:
+    """Returns the number of gradients that a training step computes: two with SAM (`optim.sam_rho`)."""
+    return 2 if config.optim.sam_rho else 1

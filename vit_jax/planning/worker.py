@@ -20,10 +20,16 @@ from ml_collections import ConfigDict
 from vit_jax import cli, data
 from vit_jax.config import parse_command_line
 from vit_jax.macs import macs_per_image
-from vit_jax.planning import flops, targets
-from vit_jax.planning.compile_records import Compilation, EvaluationReport, PlanRequest, StepReport, Workload
+from vit_jax.planning import targets, time_estimate
 from vit_jax.planning.compiler import CompileDetail, Function, compile_function, device_bytes
-from vit_jax.planning.serialization import compilation_to_json
+from vit_jax.planning.records import (
+    Compilation,
+    EvaluationReport,
+    PlanRequest,
+    StepReport,
+    Workload,
+    compilation_to_json,
+)
 from vit_jax.program import Program, program_without_data
 from vit_jax.training import load_teacher
 
@@ -134,7 +140,7 @@ def describe_workload(config: ConfigDict, program: Program, request: PlanRequest
         parameter_bytes=device_bytes(state.params, shardings.params),
         state_bytes=device_bytes(state, shardings),
         macs_per_image=macs_per_image(program.model),
-        passes=flops.count_passes(config),
+        passes=time_estimate.count_passes(config),
         readers=data.planned_readers(config, targets.count_hosts(request.target, config.mesh.slice)),
         window=config.data.window,
         teacher_bytes=device_bytes(teacher.params, teacher.params_shardings) if teacher else 0,
