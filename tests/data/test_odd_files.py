@@ -9,7 +9,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from vit_jax import UserError, train
-from vit_jax.data import headers
+from vit_jax.data import pipeline
 from vit_jax.data.images import decode
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.sources import kinds
@@ -187,9 +187,7 @@ def test_an_image_smaller_than_a_crop_is_told_before_training(odd):
         ("resize_small(30)|random_crop((30, 45))|value_range(0,1)", ("grey.jpg", "lying.jpg", "one pixel.png")),
     ):
         with pytest.raises(UserError) as told:
-            headers.check_headers(source.image_header, parse_pipe(pipe, 40).why_too_small, rows, "test")
+            pipeline.check_headers(source, parse_pipe(pipe, 40), rows, "test")
         assert f"{len(small)} of 4 images of evals.test cannot be evaluated" in str(told.value)
         assert all(re.search(rf"the image \S*/[^/]*{name} is too small: a crop of", str(told.value)) for name in small)
-    headers.check_headers(
-        source.image_header, parse_pipe("inception_crop(9)|value_range(0,1)", 9).why_too_small, rows, "test"
-    )
+    pipeline.check_headers(source, parse_pipe("inception_crop(9)|value_range(0,1)", 9), rows, "test")
