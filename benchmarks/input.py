@@ -30,9 +30,8 @@ from PIL import Image
 
 from docs import pages
 from vit_jax.data import loader
-from vit_jax.data.crops import inception_box
 from vit_jax.data.images import EncodedImage, EncodeOptions, Encoding, PixelOptions, decode
-from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.preprocess import inception_box, parse_pipe
 from vit_jax.data.shards.files import write_shard
 from vit_jax.data.sources import SourceConfig, open_split
 

@@ -15,9 +15,8 @@ from tests.data.test_shard_writer import contents, everything, packed
 from tests.data.test_sources import open_source
 from tests.test_train import rows
 from vit_jax import UserError, train
-from vit_jax.data.crops import inception_box
 from vit_jax.data.images import decode, ppm
-from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.preprocess import inception_box, parse_pipe
 from vit_jax.data.shards import shard_writer
 
 
