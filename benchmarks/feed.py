@@ -58,7 +58,7 @@ def measure_main(devices: int, workers: int, arguments: argparse.Namespace) -> t
     pipe = preprocess.parse_pipe(f"random_crop({SIZE})|value_range(-1,1)", SIZE)  # a crop of all pixels copies nothing
     source = Source("ready", (("train", range(1_281_167)),), read_ready, 1000)
     shuffled = ShuffledOrder(len(source), 0)
-    local = loader.LocalBatches(source, pipe, shuffled, batch=arguments.batch, rows=rows, seed=0, workers=workers)
+    local = loader.LocalBatches(source, pipe, shuffled, batch=arguments.batch, rows=rows, workers=workers)
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=arguments.batch, sharding=placed)
 
     def hand_on(count: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from vit_jax import UserError, cli, errors_of, format_rounded_up, tell, without_queries
 from vit_jax.config import check_resumes, load_config, save_config
-from vit_jax.data.loader import check_replaced
+from vit_jax.data.loader import report_replaced
 from vit_jax.sharding import axis_sizes
 
 
@@ -27,11 +27,11 @@ def test_as_many_unreadable_images_are_allowed_as_the_message_says(count, data):
     met = data.draw(some.integers(1, min(count, 1000)))
 
     with pytest.raises(UserError) as raised:
-        check_replaced(met, count, 0.0, "cannot read 0")
+        report_replaced(met, count, 0.0, "cannot read 0")
     advised = re.search(r"set --config\.data\.max_bad=(\S+)$", str(raised.value))
     logging.disable(logging.WARNING)
     try:
-        check_replaced(met, count, float(advised[1]), "cannot read 0")
+        report_replaced(met, count, float(advised[1]), "cannot read 0")
     finally:
         logging.disable(logging.NOTSET)
 

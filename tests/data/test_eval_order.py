@@ -53,7 +53,7 @@ def evaluated(where, rows, batch=16, workers=0):
     source = open_split(SourceConfig(where), "train", streams=True)
     order = eval_order(source, batch)
     fetcher = ShardFetcher(order, source.shards, rows)
-    options = {"batch": batch, "rows": rows, "seed": 0, "workers": workers, "on_bad": "raise", "fetcher": fetcher}
+    options = {"batch": batch, "rows": rows, "workers": workers, "on_bad": "raise", "fetcher": fetcher}
     batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = list(batches)
     batches.close()

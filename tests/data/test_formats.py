@@ -65,7 +65,7 @@ def stream(source, count, start=0):
     order = StreamOrder(source.shards.examples, BATCH, 2, 1, 5)
     rows = np.arange(BATCH)
     fetcher = ShardFetcher(order, source.shards, rows)
-    options = {"batch": BATCH, "rows": rows, "seed": 5, "start": start, "fetcher": fetcher}
+    options = {"batch": BATCH, "rows": rows, "start": start, "fetcher": fetcher}
     batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = [next(batches) for _ in range(count)]
     batches.close()

@@ -60,9 +60,9 @@ def numbers(count: int, read=noise) -> Source:
     return Source("numbers", (("train", range(count)),), read, count)
 
 
-def read_batches(source, preprocess, order: Order | None = None, *, seed, **options) -> LocalBatches:
-    """The rows of a process; all examples are shuffled, unless another order is stated."""
-    return LocalBatches(source, preprocess, order or ShuffledOrder(len(source), seed), seed=seed, **options)
+def read_batches(source, preprocess, order: Order | None = None, *, seed=0, **options) -> LocalBatches:
+    """The rows of a process; all examples are shuffled, by `seed`, unless another order is stated."""
+    return LocalBatches(source, preprocess, order or ShuffledOrder(len(source), seed), **options)
 
 
 PIPE = parse_pipe("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
@@ -177,7 +177,7 @@ def test_evaluation_covers_every_example_once(count, batch):
     order = EvalOrder([count], batch, 1)
     hosts = []
     for part in rows:
-        batches = read_batches(numbers(count), preprocess, order, batch=batch, rows=part, seed=0, on_bad="raise")
+        batches = read_batches(numbers(count), preprocess, order, batch=batch, rows=part, on_bad="raise")
         hosts.append(list(batches))
         batches.close()
     assert len(hosts[0]) == len(hosts[1]) == -(-count // batch)

@@ -147,7 +147,7 @@ def test_a_mixture_of_any_size_is_streamed(shards, monkeypatch):  # noqa: F811
     def batches(start, count, rows):
         order = training_order(chosen, whole)
         fetcher = ShardFetcher(order, runs, rows)
-        local = read_batches(source, PIPE, order, batch=8, rows=rows, seed=3, start=start, fetcher=fetcher)
+        local = read_batches(source, PIPE, order, batch=8, rows=rows, start=start, fetcher=fetcher)
         taken = [next(local) for _ in range(count)]
         local.close()
         return taken
@@ -182,7 +182,7 @@ def test_a_run_draws_in_the_proportions_and_resumes(here, tmp_path):  # noqa: F8
     source = info.opened["", "train"]
 
     def batches(start, count, workers=0):
-        options = {"batch": 8, "rows": np.arange(8), "seed": 3, "start": start, "workers": workers}
+        options = {"batch": 8, "rows": np.arange(8), "start": start, "workers": workers}
         local = read_batches(source, PIPE, MixedOrder(source.mixture, 3), **options)
         taken = [next(local) for _ in range(count)]
         local.close()

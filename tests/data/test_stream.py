@@ -115,7 +115,7 @@ def stream(where, count, rows=None, start=0, workers=0, watch=lambda: None, spli
     rows = np.arange(BATCH) if rows is None else rows
     order = StreamOrder(source.shards.examples, BATCH, READERS, WINDOW, 5)
     fetcher = ShardFetcher(order, source.shards, rows)
-    options = {"batch": BATCH, "rows": rows, "seed": 5, "start": start, "workers": workers, "fetcher": fetcher}
+    options = {"batch": BATCH, "rows": rows, "start": start, "workers": workers, "fetcher": fetcher}
     batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = []
     with contextlib.closing(batches):

@@ -59,7 +59,7 @@ def stream(source, count):
     order = StreamOrder(source.shards.examples, BATCH, 2, 2, 5)
     rows = np.arange(BATCH)
     fetcher = ShardFetcher(order, source.shards, rows)
-    batches = read_batches(source.streamed(), PIPE, order, batch=BATCH, rows=rows, seed=5, fetcher=fetcher)
+    batches = read_batches(source.streamed(), PIPE, order, batch=BATCH, rows=rows, fetcher=fetcher)
     taken = [next(batches) for _ in range(count)]
     batches.close()
     return taken

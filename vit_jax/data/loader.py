@@ -214,7 +214,6 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         *,
         batch: int,
         rows: Rows,
-        seed: int,
         start: int = 0,
         workers: int = 0,
         on_bad: str = "fail",
@@ -225,11 +224,10 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
 
         Args:
             source: the source of the examples.
-            preprocess: applied to each image; its randomness is a function of (seed, position of the example).
+            preprocess: applied to each image; its randomness is a function of the order's seed and of the position.
             order: position -> index of the example.
             batch: rows of the global batch.
             rows: the rows of a global batch that this process reads.
-            seed: the seed of the preprocessing; 0 to 2**32 - 1.
             start: number of the first batch: `start=n` continues after n batches.
             workers: number of worker processes; 0: threads of this process read.
             on_bad: what to do with an unreadable image, see `ExampleReader`.
@@ -247,7 +245,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
         )
         self._groups = groups
-        examples = order.dataset(seed).random_map(reader)
+        examples = order.dataset().random_map(reader)
         row_groups = RowGroups(examples, batch, rows, self._memory, fetcher)
         dataset = grain.MapDataset.source(row_groups)[start * groups :]
         if workers:
@@ -280,7 +278,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
         for index in sorted(faults.keys() - self.replaced - {-1}):
             self.replaced.add(index)
-            check_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
+            report_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
         return batch
 
     def _receive(self) -> None:
@@ -320,7 +318,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             self._thread.join(CLOSE_WAIT)
 
 
-def check_replaced(met: int, count: int, max_bad: float, fault: str) -> None:
+def report_replaced(met: int, count: int, max_bad: float, fault: str) -> None:
     """Logs that an example was replaced, or raises UserError if too many were.
 
     Args:

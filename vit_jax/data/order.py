@@ -37,9 +37,11 @@ class Order(abc.ABC):
 
     Attributes:
         count: the number of examples of the source.
+        seed: the seed of the order, and of random operations on its examples; 0 to 2**32 - 1.
     """
 
     count: int
+    seed: int
 
     @abc.abstractmethod
     def __getitem__(self, position: int) -> int:
@@ -53,25 +55,25 @@ class Order(abc.ABC):
         """Returns the example `distance` places after example `index`, which is read if those before are unreadable."""
         return (index + distance) % self.count
 
-    def dataset(self, seed: int) -> grain.MapDataset[int]:
-        """Returns the order as a dataset, whose random operations depend on `seed` and the position."""
-        return grain.MapDataset.source(self).seed(seed)
+    def dataset(self) -> grain.MapDataset[int]:
+        """Returns the order as a dataset, whose random operations depend on the seed and the position."""
+        return grain.MapDataset.source(self).seed(self.seed)
 
 
 class ShuffledOrder(Order):
     """All examples in each epoch, which is shuffled by itself."""
 
     def __init__(self, count: int, seed: int):
-        """Takes the number of examples and the seed of the order; 0 to 2**32 - 1."""
-        self.count = count
+        """Takes the number of examples and the seed of the order."""
+        self.count, self.seed = count, seed
         self._shuffled = grain.MapDataset.range(count).seed(seed).shuffle().repeat(None)
 
     def __getitem__(self, position: int) -> int:
         """Returns the index of the example at a position."""
         return self._shuffled[position]
 
-    def dataset(self, seed: int) -> grain.MapDataset[int]:
-        """Returns the shuffled dataset itself, which has the seed: another source would change what follows it."""
+    def dataset(self) -> grain.MapDataset[int]:
+        """Returns the shuffled dataset itself: the seeds of operations depend on what is before them."""
         return self._shuffled
 
 
@@ -106,7 +108,8 @@ class MixedOrder(Order):
 
     def __init__(self, mixture: Mixture, seed: int):
         """Takes a mixture and the seed of its order."""
-        self.count, self.draws, self.starts = sum(mixture.lengths), ProportionalDraws(mixture.weights), mixture.starts
+        self.count, self.seed = sum(mixture.lengths), seed
+        self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.parts = [ShuffledOrder(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
 
     def __getitem__(self, position: int) -> int:
@@ -126,7 +129,8 @@ class RepeatedOrder(Order):
 
     def __init__(self, order: Order, batch: int, repeats: int):
         """Takes the order of the images, the rows of a global batch and the copies of each image."""
-        self.count, self.order, self.batch = order.count, order, batch
+        self.count, self.seed = order.count, order.seed
+        self.order, self.batch = order, batch
         self.images = -(-batch // repeats)  # of a batch
 
     def __getitem__(self, position: int) -> int:
@@ -329,7 +333,8 @@ class MixedStreamOrder(ShardOrder):
         self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
     ):
         """Takes a mixture whose examples lie in shards; the other arguments are those of `StreamOrder`."""
-        self.count, self.draws, self.starts = sum(mixture.lengths), ProportionalDraws(mixture.weights), mixture.starts
+        self.count, self.seed = sum(mixture.lengths), seed
+        self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.batch, self.readers = batch, readers
         self.rows = batch // readers  # of a reader in a batch
         runs = mixture.runs(shard_lengths)
@@ -377,6 +382,8 @@ class EvalOrder(ShardOrder):
     Attributes:
         batches: the number of batches.
     """
+
+    seed = 0
 
     def __init__(self, shard_lengths: Sequence[int], batch: int, readers: int):
         """Takes the number of examples in each shard, in the order of the source, and R, which divides the batch."""
