@@ -10,7 +10,6 @@ programs on the machine can only add to them. The images per second that chips t
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import multiprocessing
@@ -31,6 +30,8 @@ from configs import base
 from docs.pages import print_sections
 from vit_jax import data, pack, sharding
 from vit_jax.data import loader, preprocess
+from vit_jax.data.order import ShuffledOrder
+from vit_jax.data.sources import Source
 from vit_jax.planning.chips import CHIPS
 
 SIZE = 224
@@ -42,20 +43,12 @@ CHIP = "v5e"
 SMALL_HOSTS = (2, 16)  # cores of further hosts in the table
 
 
-@dataclasses.dataclass(frozen=True)
-class Ready:
-    """A source whose examples all have the same image, which is in memory."""
-
-    max_labels: int | None = None
-
-    def __len__(self) -> int:
-        return 1_281_167
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray | int]:
-        return {"image": READY, "label": index % 1000}
-
-
 READY = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+
+
+def read_ready(split: str, index: int) -> tuple[np.ndarray, int]:
+    """Returns an example whose image is in memory, the same for all."""
+    return READY, index % 1000
 
 
 def measure_main(devices: int, workers: int, arguments: argparse.Namespace) -> tuple[float, float]:
@@ -63,7 +56,9 @@ def measure_main(devices: int, workers: int, arguments: argparse.Namespace) -> t
     placed = NamedSharding(Mesh(np.array(jax.devices()[:devices]), ("data",)), PartitionSpec("data"))
     rows = loader.local_rows(placed, arguments.batch)
     pipe = preprocess.parse_pipe(f"random_crop({SIZE})|value_range(-1,1)", SIZE)  # a crop of all pixels copies nothing
-    local = loader.local_train_batches(Ready(), pipe, batch=arguments.batch, rows=rows, seed=0, workers=workers)
+    source = Source("ready", (("train", range(1_281_167)),), read_ready, 1000)
+    shuffled = ShuffledOrder(len(source), 0)
+    local = loader.LocalBatches(source, pipe, shuffled, batch=arguments.batch, rows=rows, workers=workers)
     assemble = functools.partial(loader.assemble_global, rows=rows, batch=arguments.batch, sharding=placed)
 
     def hand_on(count: int) -> None:

@@ -29,10 +29,9 @@ import numpy as np
 from PIL import Image
 
 from docs import pages
-from vit_jax.data import row_groups
-from vit_jax.data.crops import inception_box
+from vit_jax.data import loader
 from vit_jax.data.images import EncodedImage, EncodeOptions, Encoding, PixelOptions, decode
-from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.preprocess import inception_box, parse_pipe
 from vit_jax.data.shards.array_record_file import write_shard
 from vit_jax.data.sources import SourceConfig, open_split
 
@@ -176,7 +175,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> None:
     arguments = parse(argv)
-    row_groups.use_one_opencv_thread()
+    loader.use_one_opencv_thread()
     files = sorted(str(path) for path in Path(arguments.files).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"there are no JPEG files in {arguments.files}")

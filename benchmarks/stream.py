@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from docs.pages import print_sections
+from vit_jax.data.order import StreamOrder
+from vit_jax.data.order_choice import possible_readers
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.shards import Shard
 from vit_jax.data.sources import Shards
-from vit_jax.data.stream_order import StreamOrder
-from vit_jax.data.train_order import possible_readers
 
 CLASSES, IMAGENET, JFT = 1000, 1_281_167, 303_000_000  # images
 IMAGE = 110_000  # bytes of an image

@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-import types
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +10,7 @@ from hypothesis import strategies as some
 
 from vit_jax import UserError, cli, errors_of, format_rounded_up, tell, without_queries
 from vit_jax.config import check_resumes, load_config, save_config
-from vit_jax.data.images import DecodeError
-from vit_jax.data.loader import LocalBatches
+from vit_jax.data.loader import report_replaced
 from vit_jax.sharding import axis_sizes
 
 
@@ -23,34 +21,17 @@ def test_a_number_is_rounded_up_and_not_far(value, digits):
     assert value * (1 - 1e-11) <= rounded <= value * (1 + 1.01 * 10 ** (1 - digits))
 
 
-class Unreadable:
-    """Images none of which can be read."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        raise DecodeError(f"cannot read {index}")
-
-
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(some.integers(1, 10**7), some.data())
 def test_as_many_unreadable_images_are_allowed_as_the_message_says(count, data):
     met = data.draw(some.integers(1, min(count, 1000)))
 
-    def report(max_bad):
-        batches = types.SimpleNamespace(source=Unreadable(count), replaced=range(met), max_bad=max_bad)
-        LocalBatches._report_replaced(batches, "cannot read 0")
-
     with pytest.raises(UserError) as raised:
-        report(0.0)
+        report_replaced(met, count, 0.0, "cannot read 0")
     advised = re.search(r"set --config\.data\.max_bad=(\S+)$", str(raised.value))
     logging.disable(logging.WARNING)
     try:
-        report(float(advised[1]))
+        report_replaced(met, count, float(advised[1]), "cannot read 0")
     finally:
         logging.disable(logging.NOTSET)
 

@@ -112,13 +112,14 @@ def own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def passes(monkeypatch):
     """The split of each pass over images, as passes begin."""
-    began, read = [], loader.local_eval_batches
+    began, read = [], loader.LocalBatches
 
-    def recorded(source, *args, **options):
-        began.append(source.parts[0][0])
-        return read(source, *args, **options)
+    def recorded(source, *args, on_bad, **options):
+        if on_bad == "raise":  # not of training
+            began.append(source.parts[0][0])
+        return read(source, *args, on_bad=on_bad, **options)
 
-    monkeypatch.setattr(loader, "local_eval_batches", recorded)
+    monkeypatch.setattr(loader, "LocalBatches", recorded)
     return began
 
 

@@ -132,13 +132,13 @@ def large(run, tmp_path):
 @pytest.mark.slow
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
     """And gives the same numbers whatever they are."""
-    told, read, limit = [], loader.local_eval_batches, loaded_model.MOST_ACTIVATION_BYTES
+    told, read, limit = [], loader.LocalBatches, loaded_model.MOST_ACTIVATION_BYTES
 
-    def recorded(*args, order, workers, **rest):
-        told.append((order.batch, workers))
-        return read(*args, order=order, **rest)  # processes take seconds to start
+    def recorded(*args, batch, workers, **rest):
+        told.append((batch, workers))
+        return read(*args, batch=batch, **rest)  # processes take seconds to start
 
-    monkeypatch.setattr(loader, "local_eval_batches", recorded)
+    monkeypatch.setattr(loader, "LocalBatches", recorded)
     monkeypatch.setattr(loaded_model, "MOST_ACTIVATION_BYTES", 2**16)  # the attention of an image takes 4 KiB
     found = evaluate.evaluate(large)
     assert told == [(8 * 16, 0)] * 2

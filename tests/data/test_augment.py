@@ -10,8 +10,8 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from tests.conftest import ROOT
-from vit_jax.data import augment, autoaugment
-from vit_jax.data.three_augment import three_augment
+from vit_jax.data import augment
+from vit_jax.data.augment import three_augment
 
 F = np.float32
 MAGNITUDES = (0, 10, 15, 20)
@@ -314,7 +314,7 @@ def chain_of(name: str, magnitude: int) -> list[tuple]:
     if name != "autoaugment":
         function, arguments = augment.RANDAUGMENT[name]
         return [(function, arguments(magnitude / 10, drawn))]
-    chain = [(*autoaugment.OPERATIONS[one], part / 10) for one, _, part in autoaugment.POLICY[magnitude]]
+    chain = [(*augment.AUTOAUGMENT[one], part / 10) for one, _, part in augment.AUTOAUGMENT_POLICY[magnitude]]
     return [(function, arguments(part, drawn)) for function, arguments, part in chain]
 
 
@@ -332,15 +332,15 @@ def test_pixels_are_those_of_big_vision(key):
 
 
 def test_autoaugment_picks_sub_policies_uniformly_and_operations_by_their_probability(monkeypatch):
-    calls, policies = Counter(), autoaugment.POLICY
+    calls, policies = Counter(), augment.AUTOAUGMENT_POLICY
     table = {
         name: (lambda image, *_, name=name: calls.update([name]) or image, arguments)
-        for name, (_, arguments) in autoaugment.OPERATIONS.items()
+        for name, (_, arguments) in augment.AUTOAUGMENT.items()
     }
-    monkeypatch.setattr(autoaugment, "OPERATIONS", table)
+    monkeypatch.setattr(augment, "AUTOAUGMENT", table)
     generator = rng()
     for _ in range(5000):
-        autoaugment.autoaugment(IMAGES["one pixel"], generator)
+        augment.autoaugment(IMAGES["one pixel"], generator)
     expected = Counter()
     for name, probability, _ in itertools.chain(*policies):
         expected[name] += probability * 5000 / 25
@@ -354,7 +354,7 @@ PUBLIC = {
     **{f"randaug {m}": (lambda image, rng, m=m: augment.randaug(image, rng, 3, m)) for m in MAGNITUDES},
     "random_erasing": lambda image, rng: augment.random_erasing(image, rng, 1),
     "color_jitter": lambda image, rng: augment.color_jitter(image, rng, hue=0.1),
-    "autoaugment": autoaugment.autoaugment,
+    "autoaugment": augment.autoaugment,
 }
 
 

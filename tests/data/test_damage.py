@@ -19,10 +19,10 @@ from tests.data.test_sources import open_source
 from tests.data.test_webdataset import sample, write_tar
 from vit_jax import UserError
 from vit_jax.data.images import DecodeError
+from vit_jax.data.order import StreamOrder
 from vit_jax.data.shards.tar_file import TarFile
 from vit_jax.data.shards.tfrecord_file import HEAD, TFRecordFile, masked_checksum
 from vit_jax.data.sources import SourceConfig, list_splits, open_split, tfds
-from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import filesystem
 
 SOURCES = {

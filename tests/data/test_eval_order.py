@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.data.test_array_record import write_set
-from tests.data.test_loader import assert_same
+from tests.data.test_loader import assert_same, read_batches
 from tests.data.test_stream import COUNT, SHARDS, config_of, shard_bytes, shards  # noqa: F401
 from vit_jax import UserError, data
-from vit_jax.data import disk_need, loader
-from vit_jax.data.eval_order import PADDING, EvalOrder, choose_eval_order
+from vit_jax.data.order import PADDING, EvalOrder
+from vit_jax.data.order_choice import check_eval_disk, eval_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.shards import readers
@@ -37,7 +37,7 @@ def test_every_example_is_read_once_and_the_uses_of_shards_are_stated(seed):
         assert [index for _, index in own] == sorted(index for _, index in own)  # a stretch, as it lies
         assert not own or own[-1][1] - own[0][1] == len(own) - 1
         found = [(int(np.searchsorted(ends, index, side="right")), number) for number, index in own]
-        uses = order.uses(0, reader)
+        uses = order.uses(reader)
         assert set(uses.shards.tolist()) == {shard for shard, _ in found}
         for shard, first, last in zip(*uses, strict=True):
             numbers = [number for one, number in found if one == shard]
@@ -51,11 +51,10 @@ def test_examples_without_shards_follow_each_other():
 
 def evaluated(where, rows, batch=16, workers=0):
     source = open_split(SourceConfig(where), "train", streams=True)
-    order = choose_eval_order(source, batch)
+    order = eval_order(source, batch)
     fetcher = ShardFetcher(order, source.shards, rows)
-    batches = loader.local_eval_batches(
-        source.streamed(), PIPE, order=order, rows=rows, workers=workers, fetcher=fetcher
-    )
+    options = {"batch": batch, "rows": rows, "workers": workers, "on_bad": "raise", "fetcher": fetcher}
+    batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = list(batches)
     batches.close()
     if fetcher._thread:  # none where worker processes read
@@ -113,9 +112,9 @@ def test_training_and_evaluation_leave_each_other_their_shards(shards):  # noqa:
 def test_a_cache_without_room_for_an_evaluation_is_told(shards, monkeypatch):  # noqa: F811
     config = config_of(shards, order="stream", readers=1, window=1)
     config.evals.test.split, config.batch_eval = "train", 8
-    need = disk_need.eval_disk_need(open_split(SourceConfig(shards), "train"), 8, 1)
+    need = check_eval_disk(open_split(SourceConfig(shards), "train"), 8, 1)
     assert need == sum(shard_bytes(shards))  # eight readers of three of the 24 shards each
-    assert disk_need.eval_disk_need(open_split(SourceConfig(shards), "train"), 8, 8) < need / 3
+    assert check_eval_disk(open_split(SourceConfig(shards), "train"), 8, 8) < need / 3
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str(0.9 * need / 1e9))
     with pytest.raises(UserError, match=r"evaluating array_record:\S* needs \S+ GB of shards on a host at a time"):
         data.complete_config(config)

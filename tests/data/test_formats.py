@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.data.test_loader import assert_same
+from tests.data.test_loader import assert_same, read_batches
 from vit_jax import UserError
-from vit_jax.data import loader
 from vit_jax.data.images import DecodeError
+from vit_jax.data.order import StreamOrder
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.shards import readers
 from vit_jax.data.shards.tfrecord_file import record_starts
 from vit_jax.data.sources import SourceConfig, open_split
-from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache
 
 FIXTURES = ROOT / "tests" / "fixtures" / "formats"
@@ -66,9 +65,8 @@ def stream(source, count, start=0):
     order = StreamOrder(source.shards.examples, BATCH, 2, 1, 5)
     rows = np.arange(BATCH)
     fetcher = ShardFetcher(order, source.shards, rows)
-    batches = loader.local_train_batches(
-        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=0, fetcher=fetcher
-    )
+    options = {"batch": BATCH, "rows": rows, "start": start, "fetcher": fetcher}
+    batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = [next(batches) for _ in range(count)]
     batches.close()
     return taken

@@ -11,8 +11,8 @@ from PIL import ExifTags, Image, ImageOps
 
 from tests.conftest import ROOT
 from vit_jax import UserError
-from vit_jax.data.crops import inception_box
 from vit_jax.data.images import decode, jpeg
+from vit_jax.data.preprocess import inception_box
 
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"
 

@@ -20,15 +20,11 @@ from PIL import Image
 from configs.base import get_config
 from vit_jax import UserError, data
 from vit_jax.data import loader, pipeline
-from vit_jax.data.batch_memory import BatchMemory
-from vit_jax.data.eval_order import EvalOrder
-from vit_jax.data.example_reader import ExampleReader
 from vit_jax.data.images import DecodeError
+from vit_jax.data.loader import ExampleReader, LocalBatches, RowGroups, choose_workers
+from vit_jax.data.order import EvalOrder, Order, RepeatedOrder, ShuffledOrder, StreamOrder
 from vit_jax.data.preprocess import parse_pipe, value_range
-from vit_jax.data.row_groups import RowGroups
-from vit_jax.data.sources import kinds
-from vit_jax.data.stream_order import StreamOrder
-from vit_jax.data.workers import choose_workers
+from vit_jax.data.sources import Source, kinds
 
 BATCH = 12
 
@@ -51,22 +47,22 @@ class Host(jax.sharding.Sharding):
         return {piece: (slice(piece * size, (piece + 1) * size),) for piece in self.mine}
 
 
-@dataclasses.dataclass(frozen=True)
-class Numbers:
+def noise(split: str, index: int):
+    # A worker that asks for devices would take the accelerator from the process that trains.
+    in_worker = multiprocessing.parent_process() is not None
+    assert not in_worker or not jax._src.xla_bridge.backends_are_initialized()
+    assert not in_worker or cv2.getNumThreads() == 1
+    return np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8), index
+
+
+def numbers(count: int, read=noise) -> Source:
     """A source of `count` images of random noise, whose label is their number."""
+    return Source("numbers", (("train", range(count)),), read, count)
 
-    count: int
-    max_labels: int | None = None
 
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        # A worker that asks for devices would take the accelerator from the process that trains.
-        in_worker = multiprocessing.parent_process() is not None
-        assert not in_worker or not jax._src.xla_bridge.backends_are_initialized()
-        assert not in_worker or cv2.getNumThreads() == 1
-        return {"image": np.random.default_rng(index).integers(0, 256, (9, 11, 3), np.uint8), "label": index}
+def read_batches(source, preprocess, order: Order | None = None, *, seed=0, **options) -> LocalBatches:
+    """The rows of a process; all examples are shuffled, by `seed`, unless another order is stated."""
+    return LocalBatches(source, preprocess, order or ShuffledOrder(len(source), seed), **options)
 
 
 PIPE = parse_pipe("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
@@ -75,7 +71,7 @@ PIPE = parse_pipe("inception_crop(6)|flip_lr|value_range(-1,1)", 6)
 def take(count: int, rows=None, source=None, **options):
     options = {"batch": BATCH, "seed": 3, **options}
     rows = np.arange(options["batch"]) if rows is None else rows
-    batches = loader.local_train_batches(source or Numbers(30), PIPE, rows=rows, **options)
+    batches = read_batches(source or numbers(30), PIPE, rows=rows, **options)
     taken = list(itertools.islice(batches, count))
     batches.close()
     return taken
@@ -98,7 +94,8 @@ def test_the_assembled_batch_does_not_depend_on_hosts(hosts):
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_a_batch_holds_copies_of_its_images_each_augmented_anew(repeats):
-    taken = take(8, source=Numbers(30), repeats=repeats)
+    order = RepeatedOrder(ShuffledOrder(30, 3), BATCH, repeats)
+    taken = take(8, order=order)
     images = -(-BATCH // repeats)
     for batch in taken:
         labels = batch["label"].tolist()
@@ -107,7 +104,7 @@ def test_a_batch_holds_copies_of_its_images_each_augmented_anew(repeats):
         assert len({image.tobytes() for image in batch["image"]}) == BATCH
     firsts = [label for batch in taken for label in batch["label"][:images].tolist()]
     assert len(set(firsts[:30])) == 30  # an epoch of different images
-    assert_same(take(3, source=Numbers(30), repeats=repeats, start=5), taken[5:])
+    assert_same(take(3, order=order, start=5), taken[5:])
 
 
 def test_nor_on_workers():
@@ -116,7 +113,7 @@ def test_nor_on_workers():
 
 @pytest.mark.slow
 def test_a_worker_outlives_the_signals_to_its_job_but_not_the_kernels():
-    batches = loader.local_train_batches(Numbers(30), PIPE, rows=np.arange(BATCH), batch=BATCH, seed=3, workers=1)
+    batches = read_batches(numbers(30), PIPE, rows=np.arange(BATCH), batch=BATCH, seed=3, workers=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, batches)
         while not (children := multiprocessing.active_children()):
@@ -151,7 +148,7 @@ def test_epochs_cover_everything_each_in_its_own_order():
 
 
 def test_the_same_example_is_preprocessed_anew_in_each_epoch():
-    batches = take(2, source=Numbers(BATCH))
+    batches = take(2, source=numbers(BATCH))
     images = [batch["image"][np.argsort(batch["label"])] for batch in batches]
     assert (np.abs(images[0] - images[1]).max((1, 2, 3)) > 0).sum() >= BATCH - 1
 
@@ -178,7 +175,11 @@ def test_evaluation_covers_every_example_once(count, batch):
     preprocess = parse_pipe("resize(4)|value_range(-1,1)", 4)
     rows = [np.arange(batch // 2), np.arange(batch // 2, batch)]
     order = EvalOrder([count], batch, 1)
-    hosts = [list(loader.local_eval_batches(Numbers(count), preprocess, order=order, rows=part)) for part in rows]
+    hosts = []
+    for part in rows:
+        batches = read_batches(numbers(count), preprocess, order, batch=batch, rows=part, on_bad="raise")
+        hosts.append(list(batches))
+        batches.close()
     assert len(hosts[0]) == len(hosts[1]) == -(-count // batch)
     assembled = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(*hosts, strict=True)]
     labels = np.concatenate([group["label"] for group in assembled])
@@ -220,7 +221,7 @@ def test_bad_images_fail_and_name_the_file(damaged):
 def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     config, source = damaged
     config.data.bad_images, config.data.max_bad = "replace", 0.15
-    prepare = ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace")
+    prepare = ExampleReader(source, parse_pipe(config.data.preprocess, 6), ShuffledOrder(20, 0), "replace")
     rows = [prepare(index, np.random.default_rng(0)) for index in range(20)]
     values = [int(row["image"][0, 0, 0]) for row in rows]
     assert (values[3], values[4], values[19]) == (values[5], values[5], values[0]) and len(set(values)) == 17
@@ -232,28 +233,28 @@ def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
     assert first.replaced == second.replaced == 3  # distinct ones: the run saw each seven times
     assert sum("is replaced by the next" in record.message for record in caplog.records) == 6
     with pytest.raises(UserError, match="100 images in a row"):
-        ExampleReader(Bad(), PIPE, "replace")(0, np.random.default_rng(0))
+        ExampleReader(numbers(1000, unreadable), PIPE, ShuffledOrder(1000, 0), "replace")(0, np.random.default_rng(0))
 
 
 def test_an_unreadable_image_whose_name_is_not_utf8_is_replaced(damaged):
     config, source = damaged
     broken = source[3]["image"]
     unnamed = dataclasses.replace(broken, name=os.fsdecode(b"\xfcber.jpg"))
-    examples = [{"image": unnamed, "label": 0}, source[0]]
-    examples = type("Examples", (list,), {"max_labels": None})(examples)
-    row = ExampleReader(examples, parse_pipe(config.data.preprocess, 6), "replace")(0, np.random.default_rng(0))
+    examples = numbers(2, lambda split, index: ((unnamed, source[0]["image"])[index], 0))
+    preprocess, order = parse_pipe(config.data.preprocess, 6), ShuffledOrder(2, 0)
+    row = ExampleReader(examples, preprocess, order, "replace")(0, np.random.default_rng(0))
     assert int(row["bad"]) == 0 and b"the image \\udcfcber.jpg: " in row["fault"].tolist()
 
 
 def test_a_streamed_image_alone_in_its_shard_is_replaced_from_the_next_shard(damaged):
     config, source = damaged
     streamed = StreamOrder([3, 2, 15], 4, 2, 1, 0)  # images 3 and 4, a shard of their own, are unreadable
-    read = ExampleReader(source, parse_pipe(config.data.preprocess, 6), "replace", streamed)
+    read = ExampleReader(source, parse_pipe(config.data.preprocess, 6), streamed, "replace")
     row, wanted = (read(index, np.random.default_rng(0)) for index in (4, 5))
     assert int(row["bad"]) == 4
     np.testing.assert_array_equal(row["image"], wanted["image"])
     with pytest.raises(UserError, match=r"^3 images in a row"):
-        ExampleReader(Bad(3), PIPE, "replace")(0, np.random.default_rng(0))
+        ExampleReader(numbers(3, unreadable), PIPE, ShuffledOrder(3, 0), "replace")(0, np.random.default_rng(0))
 
 
 @pytest.mark.slow
@@ -269,17 +270,8 @@ def test_too_many_bad_images_end_the_run(damaged, workers):
         list(itertools.islice(batches, 10))
 
 
-class Bad:
-    max_labels = None
-
-    def __init__(self, count=1000):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        raise DecodeError("no")
+def unreadable(split: str, index: int):
+    raise DecodeError("no")
 
 
 def digits(batch: int = 16, workers: int | str = 0):
@@ -304,7 +296,7 @@ def test_make_gives_global_arrays(names):
     source = kinds.open_source(config, "train")
     preprocess = parse_pipe(config.data.preprocess, 8)
     options = {"batch": 16, "rows": np.arange(16), "seed": config.seed, "start": 2}
-    local = loader.local_train_batches(source, preprocess, **options)
+    local = read_batches(source, preprocess, **options)
     expected = next(local)
     local.close()
     assert expected["image"].dtype == np.uint8  # a quarter of the bytes to move
@@ -333,21 +325,19 @@ def test_a_batch_that_cannot_be_split_is_a_sentence():
 def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn():
     class Three(loader.LocalBatches):
         def __init__(self):
-            self.given, self.closed = 0, False
+            self.given, self.closed, self.batch, self.rows = 0, False, 2, np.arange(2)
 
         def __next__(self):
             self.given += 1
             if self.given > 3:
                 raise UserError("bad")
-            return {"label": np.full(2, self.given, np.int32)}
+            return {"image": np.zeros((2, 4, 4, 3), np.uint8), "label": np.full(2, self.given, np.int32)}
 
         def close(self):
             self.closed = True
 
     local = Three()
-    batches = loader.DevicePrefetcher(
-        local, lambda batch: {name: jax.numpy.asarray(array) for name, array in batch.items()}
-    )
+    batches = loader.DevicePrefetcher(local, sharding(), (-1.0, 1.0))
     assert local.given == 0
     next(batches)
     assert local.given == 3
@@ -390,34 +380,48 @@ class Waits(grain.DatasetIterator):
 
     def __next__(self):
         self.threads.add(threading.current_thread())
-        self.reading.set()  # and then wait: group 2 has no memory until batch 0 is taken
-        RowGroups(grain.MapDataset.range(9), 1, np.arange(1), self.memory)[2]
+        self.reading.set()  # and then wait: a later batch has no memory until the first is taken
+        RowGroups(grain.MapDataset.range(999), 1, np.arange(1), self.memory)[900]
 
     def close(self):
         self.threads.add(threading.current_thread())
 
 
+@pytest.fixture
+def waiting():
+    """Batches whose reading does not go on, and the iterator that waits."""
+    batches = read_batches(numbers(30), PIPE, rows=np.arange(1), batch=1, seed=3)
+    batches._iterator.close()
+    batches._iterator = Waits(batches._memory)
+    yield batches, batches._iterator
+    batches.close()
+
+
+def wait_for_a_batch(batches, waits) -> threading.Thread:
+    """Asks for a batch in another thread, and returns that thread once the reading waits."""
+    asking = threading.Thread(target=next, args=(batches, None))
+    asking.start()
+    waits.reading.wait()
+    while batches._thread is None:
+        time.sleep(0.001)
+    return asking
+
+
 @pytest.mark.parametrize("read", [True, False])
-def test_the_thread_that_reads_closes_what_it_reads(read):
-    memory = BatchMemory({"image": np.zeros(3, np.uint8)}, 1, start=0, prefetch=1, shared=False)
-    waits = Waits(memory)
-    receiver = loader.Receiver(waits, RowGroups(grain.MapDataset.range(9), 1, np.arange(1), memory), 0, 1, None)
+def test_the_thread_that_reads_closes_what_it_reads(waiting, read):
+    batches, waits = waiting
     if read:
-        receiver.start()
-        waits.reading.wait()
-    receiver.stop()
+        wait_for_a_batch(batches, waits)
+    batches.close()
     assert len(waits.threads) == 1 and (threading.current_thread() in waits.threads) != read
     assert not any(thread.is_alive() for thread in waits.threads - {threading.current_thread()})
 
 
-def test_a_thread_that_waits_for_a_batch_is_woken_when_the_reading_ends():
-    memory = BatchMemory({"image": np.zeros(3, np.uint8)}, 1, start=0, prefetch=1, shared=False)
-    waits = Waits(memory)
-    receiver = loader.Receiver(waits, RowGroups(grain.MapDataset.range(9), 1, np.arange(1), memory), 0, 1, None)
-    receiver.start()
-    waits.reading.wait()
-    receiver.stop()
-    assert isinstance(receiver.received.get(timeout=10), StopIteration)
+def test_a_thread_that_waits_for_a_batch_is_woken_when_the_reading_ends(waiting):
+    asking = wait_for_a_batch(*waiting)
+    waiting[0].close()
+    asking.join(10)
+    assert not asking.is_alive()
 
 
 @pytest.mark.slow
@@ -430,13 +434,13 @@ def test_loaders_that_are_left_early_leave_nothing(how):
 
     found = []
     for cycle in range(12):
-        rows = np.arange(BATCH)
-        batches = loader.local_train_batches(Numbers(30), PIPE, rows=rows, batch=BATCH, seed=3, workers=1)
+        local = read_batches(numbers(30), PIPE, rows=np.arange(BATCH), batch=BATCH, seed=3, workers=1)
+        batches = loader.DevicePrefetcher(local, sharding(), (-1.0, 1.0))
         for _ in range(cycle % 4):  # none, or some while the worker reads ahead
             next(batches)
         if how == "closed":
             batches.close()
-        del batches
+        del batches, local
         found.append(held())
     assert found[3:] == found[3:4] * 9  # grain's own thread comes once
 
@@ -449,10 +453,8 @@ def test_workers_are_chosen_by_cores_where_that_is_asked(asked, cores, workers):
 
 
 def test_auto_is_resolved_where_the_batches_are_made(monkeypatch):
-    config, told, make = digits(workers="auto"), [], loader.local_train_batches
+    config, told, make = digits(workers="auto"), [], loader.LocalBatches
     monkeypatch.setattr(pipeline, "count_cores", lambda: 16)
-    monkeypatch.setattr(
-        loader, "local_train_batches", lambda *a, workers, **o: (told.append(workers), make(*a, **o))[1]
-    )
+    monkeypatch.setattr(loader, "LocalBatches", lambda *a, workers, **o: (told.append(workers), make(*a, **o))[1])
     data.train_batches(config, sharding("data")).close()
     assert told == [14] and data.eval_batches(config, "test", sharding("data")).workers == 14

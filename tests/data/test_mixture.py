@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 
 from tests.data.test_formats import config_of, examples, here, there  # noqa: F401
-from tests.data.test_loader import assert_same
+from tests.data.test_loader import assert_same, read_batches
 from tests.data.test_parquet import write_table
 from tests.data.test_sources import open_source, write_image
 from tests.data.test_stream import COUNT, shard_bytes, shards, wait_for_fetchers  # noqa: F401
 from tests.data.test_stream import config_of as run_config
 from vit_jax import UserError, data
-from vit_jax.data import loader
-from vit_jax.data.mixed_order import MixedOrder, MixedStreamOrder
+from vit_jax.data.order import MixedOrder, MixedStreamOrder
+from vit_jax.data.order_choice import training_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import absolute_source
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Mixture, list_splits
 from vit_jax.data.sources.mixture import WeightedSource, parse_mixture, parse_proportions
 from vit_jax.data.sources.source import SourceConfig
-from vit_jax.data.train_order import stream_order
 
 PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
 
@@ -146,8 +145,9 @@ def test_a_mixture_of_any_size_is_streamed(shards, monkeypatch):  # noqa: F811
     source, runs = info.opened["", "train"].streamed(), whole.shards
 
     def batches(start, count, rows):
-        fetcher = ShardFetcher(stream_order(chosen, whole), runs, rows)
-        local = loader.local_train_batches(source, PIPE, batch=8, rows=rows, seed=3, start=start, fetcher=fetcher)
+        order = training_order(chosen, whole)
+        fetcher = ShardFetcher(order, runs, rows)
+        local = read_batches(source, PIPE, order, batch=8, rows=rows, start=start, fetcher=fetcher)
         taken = [next(local) for _ in range(count)]
         local.close()
         return taken
@@ -182,9 +182,8 @@ def test_a_run_draws_in_the_proportions_and_resumes(here, tmp_path):  # noqa: F8
     source = info.opened["", "train"]
 
     def batches(start, count, workers=0):
-        local = loader.local_train_batches(
-            source, PIPE, batch=8, rows=np.arange(8), seed=3, start=start, workers=workers, mixture=source.mixture
-        )
+        options = {"batch": 8, "rows": np.arange(8), "start": start, "workers": workers}
+        local = read_batches(source, PIPE, MixedOrder(source.mixture, 3), **options)
         taken = [next(local) for _ in range(count)]
         local.close()
         return taken

@@ -191,6 +191,5 @@ def test_an_image_smaller_than_a_crop_is_told_before_training(odd):
             headers.check_headers(source.image_header, parse_pipe(pipe, 40).why_too_small, rows, "test")
         assert f"{len(small)} of 4 images of evals.test cannot be evaluated" in str(told.value)
         assert all(re.search(rf"the image \S*/[^/]*{name} is too small: a crop of", str(told.value)) for name in small)
-    headers.check_headers(
-        source.image_header, parse_pipe("inception_crop(9)|value_range(0,1)", 9).why_too_small, rows, "test"
-    )
+    whole = parse_pipe("inception_crop(9)|value_range(0,1)", 9)
+    headers.check_headers(source.image_header, whole.why_too_small, rows, "test")

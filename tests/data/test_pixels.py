@@ -10,15 +10,14 @@ import pytest
 from PIL import ExifTags, Image
 
 from configs import smoke
+from tests.data.test_loader import read_batches
 from tests.data.test_shard_writer import contents, everything, packed
 from tests.data.test_sources import open_source
 from tests.test_train import rows
 from vit_jax import UserError, train
-from vit_jax.data import loader
-from vit_jax.data.crops import inception_box
 from vit_jax.data.images import decode, encode
 from vit_jax.data.packing import shard_writer
-from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.preprocess import inception_box, parse_pipe
 
 
 def noise(height, width, seed=0):
@@ -114,7 +113,7 @@ def test_every_pipe_gives_the_same_batches_as_of_png(arrays, tmp_path, pipe, fas
     options = {"batch": 16, "rows": np.arange(16), "seed": 5}
     places = (packed(arrays, tmp_path / "png"), packed(arrays, tmp_path / "pixels", "--pixels=12"))
     assert [open_source(where, "train").read_example("train", 0)[0].data[1:3] for where in places] == [b"PN", b"6\n"]
-    png, pixels = (loader.local_train_batches(open_source(where, "train"), preprocess, **options) for where in places)
+    png, pixels = (read_batches(open_source(where, "train"), preprocess, **options) for where in places)
     for _ in range(3):
         chex.assert_trees_all_equal(next(pixels), next(png))
     png.close()

@@ -11,16 +11,19 @@ from configs.base import get_config
 from tests.conftest import ROOT
 from tests.data.test_images import picture
 from vit_jax import UserError
-from vit_jax.data.crops import central_crop, inception_box, random_crop, torch_box
 from vit_jax.data.images import DecodeError, EncodedImage, decode
 from vit_jax.data.images.resize import bilinear
 from vit_jax.data.preprocess import (
     OPS,
+    central_crop,
     fill_resolution,
     flip_lr,
+    inception_box,
     parse_op,
     parse_pipe,
+    random_crop,
     reflect_pad,
+    torch_box,
 )
 
 SAMPLES = ROOT.parent / "shared" / "data" / "imagenet_sample"

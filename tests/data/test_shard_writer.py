@@ -15,9 +15,9 @@ from PIL import ExifTags, Image
 
 from tests.conftest import ROOT
 from tests.data.test_array_record import SEVERAL, write_set
+from tests.data.test_loader import read_batches
 from tests.data.test_sources import TFDS, open_source
 from vit_jax import UserError, pack
-from vit_jax.data import loader
 from vit_jax.data.images import decode, encode, jpeg
 from vit_jax.data.packing import shard_writer
 from vit_jax.data.preprocess import parse_pipe
@@ -90,9 +90,7 @@ def test_batches_are_those_of_the_source(tmp_path):
     where = packed("digits", tmp_path / "out", "--shards=3")
     preprocess = parse_pipe("random_crop(7)|flip_lr|value_range(-1,1)", 7)
     options = {"batch": 16, "rows": np.arange(16), "seed": 5}
-    ours, theirs = (
-        loader.local_train_batches(open_source(s, "train[9:]"), preprocess, **options) for s in (where, "digits")
-    )
+    ours, theirs = (read_batches(open_source(s, "train[9:]"), preprocess, **options) for s in (where, "digits"))
     for _ in range(3):
         chex.assert_trees_all_equal(next(ours), next(theirs))
     ours.close()

@@ -15,15 +15,15 @@ from PIL import Image
 from configs.base import get_config
 from tests.conftest import bytes_in
 from tests.data.test_array_record import write_set
-from tests.data.test_loader import assert_same
+from tests.data.test_loader import assert_same, read_batches
 from vit_jax import UserError, data
 from vit_jax.config import check_resumes, keep_choices, save_config
-from vit_jax.data import loader, shard_fetcher
+from vit_jax.data import shard_fetcher
+from vit_jax.data.order import StreamOrder
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import PREFETCH_BATCHES, ShardFetcher
 from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
-from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
@@ -113,11 +113,10 @@ def stream(where, count, rows=None, start=0, workers=0, watch=lambda: None, spli
     """Labels and first pixels of batches."""
     source = open_split(SourceConfig(where), split, streams=True)
     rows = np.arange(BATCH) if rows is None else rows
-    lengths = source.shards.examples
-    fetcher = ShardFetcher(StreamOrder(lengths, BATCH, READERS, WINDOW, 5), source.shards, rows)
-    batches = loader.local_train_batches(
-        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, start=start, workers=workers, fetcher=fetcher
-    )
+    order = StreamOrder(source.shards.examples, BATCH, READERS, WINDOW, 5)
+    fetcher = ShardFetcher(order, source.shards, rows)
+    options = {"batch": BATCH, "rows": rows, "start": start, "workers": workers, "fetcher": fetcher}
+    batches = read_batches(source.streamed(), PIPE, order, **options)
     taken = []
     with contextlib.closing(batches):
         for _ in range(count):

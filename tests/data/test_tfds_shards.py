@@ -9,17 +9,16 @@ import pytest
 
 from tests.conftest import write_tfds
 from tests.data.test_array_record import cut
-from tests.data.test_loader import assert_same
+from tests.data.test_loader import assert_same, read_batches
 from tests.data.test_sources import open_source
 from tests.data.test_stream import config_of, wait_for_fetchers
 from vit_jax import UserError, data
-from vit_jax.data import loader
 from vit_jax.data.images import DecodeError
+from vit_jax.data.order import StreamOrder
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
-from vit_jax.data.stream_order import StreamOrder
 from vit_jax.storage import cache, filesystem
 
 PIPE = parse_pipe("resize(4)|value_range(-1,1)", 4)
@@ -60,9 +59,7 @@ def stream(source, count):
     order = StreamOrder(source.shards.examples, BATCH, 2, 2, 5)
     rows = np.arange(BATCH)
     fetcher = ShardFetcher(order, source.shards, rows)
-    batches = loader.local_train_batches(
-        source.streamed(), PIPE, batch=BATCH, rows=rows, seed=5, workers=0, fetcher=fetcher
-    )
+    batches = read_batches(source.streamed(), PIPE, order, batch=BATCH, rows=rows, fetcher=fetcher)
     taken = [next(batches) for _ in range(count)]
     batches.close()
     return taken

@@ -13,7 +13,7 @@ from jax._src import cache_key
 
 from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
-from vit_jax.data import loader
+from vit_jax.data import loader, pipeline
 from vit_jax.distributed import monitor
 from vit_jax.evals import evaluators
 
@@ -22,7 +22,7 @@ FOR_EVER = 3600
 
 def stuck_loader(when: str) -> None:
     """The loader of training gives `when` batches, and no more."""
-    make = loader.local_train_batches
+    make = pipeline.train_batches
 
     class Stuck(loader.LocalBatches):
         given = 0
@@ -35,10 +35,10 @@ def stuck_loader(when: str) -> None:
 
     def stuck(*args: Any, **options: Any) -> Any:
         batches = make(*args, **options)
-        batches.__class__ = Stuck
+        batches.local.__class__ = Stuck
         return batches
 
-    loader.local_train_batches = stuck
+    pipeline.train_batches = stuck
 
 
 def slow_restore(when: str) -> None:

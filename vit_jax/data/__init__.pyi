@@ -1,4 +1,6 @@
-from .disk_need import planned_disk as planned_disk
+from .loader import choose_workers as choose_workers
+from .order_choice import planned_disk as planned_disk
+from .order_choice import planned_readers as planned_readers
 from .pipeline import EvalBatches as EvalBatches
 from .pipeline import SourceImage as SourceImage
 from .pipeline import describe_fetching as describe_fetching
@@ -20,5 +22,3 @@ from .setup import eval_preprocessor as eval_preprocessor
 from .setup import identify_evals as identify_evals
 from .setup import spec as spec
 from .setup import train_preprocessor as train_preprocessor
-from .train_order import planned_readers as planned_readers
-from .workers import choose_workers as choose_workers

@@ -1,4 +1,4 @@
-"""Augmentation of an RGB uint8 image: RandAugment, random erasing and colour jitter.
+"""Augmentation of an RGB uint8 image: RandAugment, AutoAugment, 3-Augment, random erasing and colour jitter.
 
 Ops that follow TensorFlow or Pillow give the same pixels; the functions state the few differences. An op takes the
 image, a random generator, its only source of randomness, and its arguments. It never writes into the image that it is
@@ -12,12 +12,14 @@ from typing import TypeAlias
 import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
-from PIL import Image
+from PIL import Image, ImageFilter
 
-RGB: TypeAlias = UInt8[np.ndarray, "height width 3"]
+from vit_jax.data.images import RGB
+
 Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 Generator: TypeAlias = np.random.Generator
 
+BLUR_RADII = 0.1, 2.0  # of 3-Augment: standard deviations of a Gaussian, in pixels
 FILL = 128  # of the area that a moved image leaves empty, and of cut-out boxes
 LEVELS: np.ndarray = np.arange(256, dtype=np.uint8)
 
@@ -327,3 +329,78 @@ def jitter_hue(image: RGB, turns: float) -> RGB:
 
 # In the order of color_jitter's arguments.
 JITTER_OPS: tuple[Callable[[RGB, float], RGB], ...] = (brightness, jitter_contrast, jitter_saturation, jitter_hue)
+
+
+# AutoAugment's sub-policies of (operation, probability, magnitude) for ImageNet, from the authors' code
+# (tensorflow/tpu, models/official/efficientnet/autoaugment.py, policy_v0). big_vision and DALI have the same.
+# Operations with probability 0 are left out; Equalize, AutoContrast and Invert have no magnitude.
+AUTOAUGMENT_POLICY: tuple[tuple[tuple[str, float, int], ...], ...] = (
+    (("Equalize", 0.8, 0), ("ShearY", 0.8, 4)),
+    (("Color", 0.4, 9), ("Equalize", 0.6, 0)),
+    (("Color", 0.4, 1), ("Rotate", 0.6, 8)),
+    (("Solarize", 0.8, 3), ("Equalize", 0.4, 0)),
+    (("Solarize", 0.4, 2), ("Solarize", 0.6, 2)),
+    (("Color", 0.2, 0), ("Equalize", 0.8, 0)),
+    (("Equalize", 0.4, 0), ("SolarizeAdd", 0.8, 3)),
+    (("ShearX", 0.2, 9), ("Rotate", 0.6, 8)),
+    (("Color", 0.6, 1), ("Equalize", 1.0, 0)),
+    (("Invert", 0.4, 0), ("Rotate", 0.6, 0)),
+    (("Equalize", 1.0, 0), ("ShearY", 0.6, 3)),
+    (("Color", 0.4, 7), ("Equalize", 0.6, 0)),
+    (("Posterize", 0.4, 6), ("AutoContrast", 0.4, 0)),
+    (("Solarize", 0.6, 8), ("Color", 0.6, 9)),
+    (("Solarize", 0.2, 4), ("Rotate", 0.8, 9)),
+    (("Rotate", 1.0, 7), ("TranslateY", 0.8, 9)),
+    (("Solarize", 0.8, 4),),
+    (("ShearY", 0.8, 0), ("Color", 0.6, 4)),
+    (("Color", 1.0, 0), ("Rotate", 0.6, 2)),
+    (("Equalize", 0.8, 0),),
+    (("Equalize", 1.0, 0), ("AutoContrast", 0.6, 0)),
+    (("ShearY", 0.4, 7), ("SolarizeAdd", 0.6, 7)),
+    (("Posterize", 0.8, 2), ("Solarize", 0.6, 10)),
+    (("Solarize", 0.6, 8), ("Equalize", 0.6, 0)),
+    (("Color", 0.8, 6), ("Rotate", 0.4, 5)),
+)
+# As RANDAUGMENT, but translations reach farther.
+AUTOAUGMENT = RANDAUGMENT | {"TranslateY": (translate_y, lambda part, rng: (random_sign(part * 250, rng),))}
+
+
+def autoaugment(image: RGB, rng: Generator) -> RGB:
+    """Applies one of `AUTOAUGMENT_POLICY`'s 25 sub-policies, picked uniformly (Cubuk et al., arXiv 1805.09501).
+
+    Its operations are applied with their probabilities. The policy was found for ImageNet.
+
+    Args:
+        image: the image at its final resolution, since translations are in pixels.
+        rng: the only source of randomness.
+    """
+    for name, probability, magnitude in AUTOAUGMENT_POLICY[rng.integers(len(AUTOAUGMENT_POLICY))]:
+        if rng.random() < probability:
+            function, arguments = AUTOAUGMENT[name]
+            image = function(image, *arguments(magnitude / 10, rng))
+    return image
+
+
+def three_augment(image: RGB, rng: Generator) -> RGB:
+    """Makes the image grey, solarizes it or blurs it, each with a probability of a third: DeiT III's 3-Augment.
+
+    It is that of arXiv 2204.07118, section 3.4, as the authors' code draws it (facebookresearch/deit, augment.py),
+    which uses Pillow; so does this. The blur's radius is uniform in [0.1, 2]. The authors' colour jitter follows:
+    `color_jitter(0.3,0.3,0.3)`.
+    """
+    return THREE_AUGMENT[rng.integers(len(THREE_AUGMENT))](image, rng)
+
+
+def _grey(image: RGB, rng: Generator) -> RGB:
+    return cv2.cvtColor(pillow_grey(image), cv2.COLOR_GRAY2RGB)
+
+
+def _solarize(image: RGB, rng: Generator) -> RGB:
+    return solarize(image, 128)
+
+
+def _blur(image: RGB, rng: Generator) -> RGB:
+    return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_RADII))))
+
+
+THREE_AUGMENT = (_grey, _solarize, _blur)

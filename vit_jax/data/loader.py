@@ -1,42 +1,56 @@
-"""Loading of batches: global batch n is a function of (seed, n), whichever processes read its rows.
+"""From an order of examples to batches on the devices. Global batch n is the same whichever processes read its rows.
 
-The data is shuffled first, then batched; then each process reads the rows that its devices hold. So the batch that the
-processes assemble depends neither on their number nor on their worker processes, and the position in the data is one
-integer.
+A process reads the rows that its devices hold (`local_rows`). Row r of batch n is the example at position n * batch + r
+of the order; `ExampleReader` reads it. A thread or worker process reads a group of rows at a time into the memory of
+their batch (`RowGroups`, `BatchMemory`). `LocalBatches` gives the batches whose groups are all there, and
+`DevicePrefetcher` transfers them, a few ahead.
 """
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import itertools
 import logging
 import math
+import multiprocessing
+import os
 import queue
+import re
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
+from typing import Any, TypeAlias
 
+import cv2
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from jaxtyping import Array, Float32, Int64, UInt8
 
-from vit_jax import UserError, format_rounded_up
+from vit_jax import UserError, encode_text, format_rounded_up
 from vit_jax.data.batch_memory import BatchMemory, MemoryClosed
-from vit_jax.data.eval_order import EvalOrder
-from vit_jax.data.example_reader import ExampleReader, ExampleSource
-from vit_jax.data.mixed_order import MixedOrder, TrainStream
+from vit_jax.data.images import DecodeError
+from vit_jax.data.order import Order
 from vit_jax.data.preprocess import Preprocessor
-from vit_jax.data.repeated_order import RepeatedOrder
-from vit_jax.data.row_groups import RowGroups, Rows, count_groups, use_one_opencv_thread
 from vit_jax.data.shard_fetcher import ShardFetcher
-from vit_jax.data.shuffled_order import shuffle_epochs
-from vit_jax.data.sources import Mixture
-from vit_jax.data.workers import start_without_signals, worker_exit_errors
-from vit_jax.machine import count_cores
+from vit_jax.data.sources import Source
+from vit_jax.machine import count_cores, keep_freed_memory
 
+Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
+MAX_SKIPPED = 100  # unreadable images in a row
+FAULT_BYTES = 500  # of the sentence on an unreadable image
+ROWS_PER_GROUP = 8  # rows
+MAX_BATCHES = 2**40  # batches
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
+FEW_CORES = 7  # on at most so many, threads read as fast as processes: docs/data.md, "What a host can feed"
 CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow store, ends in the background
+STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
 
 
 def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
@@ -56,6 +70,348 @@ def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
         unequal = f"a batch of {batch} cannot be split evenly over {parts} devices"
         raise UserError(f"{unequal}; choose a multiple of {parts}") from None
     return np.unique(np.concatenate([np.arange(batch, dtype=np.int64)[index] for index in indices.values()]))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleReader:
+    """Reads an example and preprocesses its image, or reads another in place of one that is unreadable.
+
+    The result is a function of the index and a random generator.
+
+    Attributes:
+        source: the source of the examples.
+        preprocess: the preprocessing of the image. Its last op is not applied, since uint8 is a quarter of the bytes to
+            transfer.
+        order: the order of the examples, which says which example replaces an unreadable one.
+        on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
+            without suggesting `replace`.
+    """
+
+    source: Source
+    preprocess: Preprocessor
+    order: Order
+    on_bad: str
+
+    def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Returns one row: `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad` and `fault`.
+
+        `bad` is the index of an unreadable example that was replaced, and `fault` says why it is unreadable; without a
+        replacement, they are -1 and empty. A negative `index` gives `blank`.
+
+        Raises:
+            UserError: an image is unreadable and may not be replaced, or `MAX_SKIPPED` images in a row are unreadable.
+        """
+        if index < 0:
+            return self.blank
+        fault = ""
+        most = min(MAX_SKIPPED, len(self.source))
+        for skipped in range(most):
+            try:
+                example = self.source[self.order.neighbour(index, skipped)]
+                image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
+                return _row(image, label, 1, index if skipped else -1, fault)
+            except DecodeError as error:
+                fault = fault or str(error)
+                if self.on_bad == "raise":
+                    raise UserError(f"{error}; repair or remove it: an evaluation skips no image") from error
+                if self.on_bad == "fail":
+                    raise UserError(f"{error}; repair it, or set --config.data.bad_images=replace") from error
+        raise UserError(f"{most} images in a row are unreadable; the data may be damaged")
+
+    @property
+    def blank(self) -> dict[str, np.ndarray]:
+        """The row that stands for no example: zeros, with `mask` 0."""
+        most = self.source.max_labels
+        return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
+
+
+def _row(image: np.ndarray, label: np.ndarray, mask: int, bad: int = -1, fault: str = "") -> dict[str, np.ndarray]:
+    told = np.array(encode_text(fault), f"S{FAULT_BYTES}")
+    return {"image": image, "label": label, "mask": np.array(mask, np.float32), "bad": np.array(bad), "fault": told}
+
+
+class RowGroups:
+    """A data source for grain: element k is the k-th group of local rows, batch after batch.
+
+    An element is read into the memory of its batch; its value is only k.
+    """
+
+    def __init__(
+        self,
+        examples: grain.MapDataset,
+        batch: int,
+        rows: Rows,
+        memory: BatchMemory,
+        fetcher: ShardFetcher | None = None,
+    ):
+        """Divides the rows of a process into groups of at most ROWS_PER_GROUP rows.
+
+        Args:
+            examples: position in the run -> the row there.
+            batch: rows of a global batch.
+            rows: the rows of a global batch that this process reads.
+            memory: where the rows are written.
+            fetcher: is told the number of a batch whenever a group of it is going to be read.
+        """
+        self.examples, self.batch, self.rows = examples, batch, rows
+        self.memory, self.fetcher = memory, fetcher
+        self.groups = np.array_split(np.arange(len(rows)), count_groups(len(rows)))  # places among the rows
+        self.batches = min(len(examples) // batch, MAX_BATCHES)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Sets up the worker process that receives this object."""
+        vars(self).update(state)
+        use_one_opencv_thread()
+        set_up_worker()
+
+    def __len__(self) -> int:
+        """Returns the number of groups in all batches."""
+        return self.batches * len(self.groups)
+
+    def __getitem__(self, index: int) -> int:
+        """Reads group `index` into the memory of its batch, unless that is closed, and returns `index`."""
+        number, group = divmod(index, len(self.groups))
+        try:
+            arrays = self.memory.get_arrays(number)
+        except MemoryClosed:  # raised on, its traceback would hold what the loader has opened
+            return index
+        if self.fetcher:
+            self.fetcher.advance(number)
+        for position in self.groups[group].tolist():
+            row = self.examples[number * self.batch + int(self.rows[position])]
+            for name, value in row.items():
+                arrays[name][position] = value
+        return index
+
+
+def count_groups(rows: int) -> int:
+    """Returns the number of groups into which `rows` rows of a batch are divided."""
+    return math.ceil(rows / ROWS_PER_GROUP)
+
+
+def use_one_opencv_thread() -> None:
+    """Turns off OpenCV's own threads: the threads or worker processes of the loader already keep every core busy."""
+    cv2.setNumThreads(0)
+
+
+class LocalBatches(Iterator[dict[str, np.ndarray]]):
+    """Iterates over the rows of this process of one global batch after another. It must be closed.
+
+    A thread of its own waits for the groups of a batch: the thread that trains would have to wait for the interpreter's
+    lock for each group. The thread starts with the first batch, and holds this object until `close`.
+
+    Attributes:
+        batch: rows of the global batch.
+        rows: the rows of a global batch that this process reads.
+        replaced: the indices of the unreadable examples met so far.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        preprocess: Preprocessor,
+        order: Order,
+        *,
+        batch: int,
+        rows: Rows,
+        start: int = 0,
+        workers: int = 0,
+        on_bad: str = "fail",
+        max_bad: float = 0.0,
+        fetcher: ShardFetcher | None = None,
+    ):
+        """Begins to read ahead, in threads or in worker processes.
+
+        Args:
+            source: the source of the examples.
+            preprocess: applied to each image; its randomness is a function of the order's seed and of the position.
+            order: position -> index of the example.
+            batch: rows of the global batch.
+            rows: the rows of a global batch that this process reads.
+            start: number of the first batch: `start=n` continues after n batches.
+            workers: number of worker processes; 0: threads of this process read.
+            on_bad: what to do with an unreadable image, see `ExampleReader`.
+            max_bad: the largest fraction of the examples that may be replaced.
+            fetcher: opens the shards from which the examples are streamed; None: they are not streamed.
+        """
+        self.batch, self.rows, self.replaced = batch, rows, set[int]()
+        self._count, self._max_bad = len(source), max_bad
+        self._start, self._workers, self._fetcher = start, workers, fetcher
+        groups = count_groups(len(rows))
+        threads = min(count_cores(), MAX_THREADS)
+        ahead = max(2 * groups, 2 * workers or threads)  # groups
+        reader = ExampleReader(source, preprocess, order, on_bad)
+        self._memory = BatchMemory(
+            reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
+        )
+        self._groups = groups
+        examples = order.dataset().random_map(reader)
+        row_groups = RowGroups(examples, batch, rows, self._memory, fetcher)
+        dataset = grain.MapDataset.source(row_groups)[start * groups :]
+        if workers:
+            if not flags.FLAGS.is_parsed():
+                flags.FLAGS.mark_as_parsed()  # grain passes its flags to the workers, even outside of an absl app
+            options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=math.ceil(ahead / workers))
+            iterable = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(options)
+        else:
+            use_one_opencv_thread()
+            iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, ahead))
+        self._iterator = iter(iterable)
+        self._received = queue.Queue[dict[str, np.ndarray] | BaseException](1)  # a batch, or what ended the reading
+        self._end: BaseException | None = None  # after which no batch follows
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """Returns `image` uint8 [rows, height, width, 3], `label` int32 [rows] or [rows, labels] and `mask` float32
+        [rows].
+
+        Raises:
+            UserError: an image is unreadable, or too many are; or a signal has ended a worker process.
+        """
+        if self._end is None and self._thread is None:
+            self._thread = start_without_signals(self._receive)
+        batch = self._end or self._received.get()
+        if isinstance(batch, BaseException):
+            self._end = batch
+            raise batch
+        faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
+        for index in sorted(faults.keys() - self.replaced - {-1}):
+            self.replaced.add(index)
+            report_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
+        return batch
+
+    def _receive(self) -> None:
+        """Hands over one batch after another, until `close` is called or the reading ends or fails."""
+        try:
+            for number in itertools.count(self._start):
+                if self._closed:
+                    break
+                with worker_exit_errors(self._workers):
+                    for _ in range(self._groups):
+                        next(self._iterator)
+                self._received.put(self._memory.take(number))
+        except MemoryClosed:
+            pass
+        except BaseException as error:
+            self._received.put(error)
+        finally:
+            self._iterator.close()  # by the thread that reads: closed by another, grain's `next` may wait for ever
+            with contextlib.suppress(queue.Full):
+                self._received.put_nowait(StopIteration())  # for a thread that waits for a batch
+
+    def close(self) -> None:
+        """Ends the reading; waits up to `CLOSE_WAIT` seconds until its threads or processes have ended."""
+        if self._closed:
+            return
+        self._closed, self._end = True, self._end or StopIteration()
+        in_own_thread = self._thread is threading.current_thread()  # where the garbage collector may call this
+        if not in_own_thread:
+            with contextlib.suppress(queue.Empty):
+                self._received.get_nowait()  # the thread may be about to put one more
+        self._memory.close()  # ends the reading, and so the thread
+        if self._fetcher:
+            self._fetcher.close()
+        if self._thread is None:
+            self._iterator.close()  # grain's iterators print errors if they outlive their module
+        elif not in_own_thread:
+            self._thread.join(CLOSE_WAIT)
+
+
+def report_replaced(met: int, count: int, max_bad: float, fault: str) -> None:
+    """Logs that an example was replaced, or raises UserError if too many were.
+
+    Args:
+        met: the number of unreadable examples so far.
+        count: the number of all examples.
+        max_bad: the largest fraction of the examples that may be replaced.
+        fault: says which example was replaced now, and why.
+    """
+    allowed = math.floor(max_bad * count * (1 + 1e-12))  # 0.29 of 100 is 29
+    if met > allowed:
+        raise UserError(
+            f"{fault}; {met} of {count:,} images are unreadable so far, more than the {allowed} that "
+            f"--config.data.max_bad={max_bad:g} allows; repair them, "
+            f"or set --config.data.max_bad={format_rounded_up(met / count, 2)}"
+        )
+    logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
+
+
+class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
+    """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
+
+    Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised only when its batch
+    is requested. Until then it is the `failure`, so that the caller can prepare for it. The reading ends with `close`,
+    or when nothing refers to this object any more.
+
+    Attributes:
+        waited: seconds spent waiting for the loader since the start.
+    """
+
+    def __init__(
+        self,
+        local: LocalBatches,
+        sharding: jax.sharding.Sharding,
+        value_range: tuple[float, float],
+        names: tuple[str, ...] = ("image", "label"),
+        depth: int = 2,
+    ):
+        """Transfers nothing before the first batch is requested.
+
+        Args:
+            local: the batches to transfer.
+            sharding: splits dimension 0 of a batch.
+            value_range: what 0 and 255 become on the devices: the last op of the preprocessing.
+            names: the arrays to transfer, `image` among them.
+            depth: number of batches to keep transferred in advance.
+        """
+        self.local, self.sharding, self.value_range, self.names, self.depth = local, sharding, value_range, names, depth
+        self.waited = 0.0
+        self.queue: collections.deque[dict[str, jax.Array]] = collections.deque()
+        self.end: Exception | None = None
+        self._stop = weakref.finalize(self, local.close)
+
+    def __next__(self) -> dict[str, jax.Array]:
+        """Returns the next batch of global arrays [batch, ...]; its images are float32.
+
+        Raises:
+            UserError: an image is unreadable, or a signal has ended a worker process.
+        """
+        while self.end is None and len(self.queue) <= self.depth:
+            began = time.monotonic()
+            try:
+                batch = next(self.local)
+                self.waited += time.monotonic() - began
+                local = {name: batch[name] for name in self.names}
+                self.queue.append(assemble_global(local, self.local.rows, self.local.batch, self.sharding))
+            except Exception as end:
+                self.end = end
+                self._stop()
+        if self.end is not None and not self.queue:
+            raise self.end
+        ready = self.queue.popleft()
+        return ready | {"image": scale_levels(ready["image"], self.value_range)}
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error of the loader, perhaps for a batch that was not requested yet; None: it has not failed."""
+        return None if isinstance(self.end, StopIteration) else self.end
+
+    @property
+    def ready(self) -> int:
+        """The number of batches that are transferred, or being transferred, and were not returned yet."""
+        return len(self.queue)
+
+    @property
+    def replaced(self) -> int:
+        """The number of unreadable images that this process has met so far, also in prefetched batches."""
+        return len(self.local.replaced)
+
+    def close(self) -> None:
+        """Stops reading; no batch follows."""
+        self.end = self.end or StopIteration()
+        self.queue.clear()
+        self._stop()
 
 
 def assemble_global(
@@ -84,293 +440,82 @@ def assemble_global(
     return {name: assemble(array) for name, array in local.items()}
 
 
-class Receiver:
-    """Waits for the groups of one batch after another, in a thread of its own.
-
-    The thread that trains would have to wait for the interpreter's lock for each group.
-
-    Attributes:
-        received: a queue of at most one element: the next batch, or the exception that ended the reading.
-    """
-
-    def __init__(
-        self,
-        iterator: grain.DatasetIterator,
-        row_groups: RowGroups,
-        start: int,
-        workers: int,
-        fetcher: ShardFetcher | None,
-    ):
-        """Takes an iterator over `row_groups` from batch `start` on, the number of workers, and a fetcher to close."""
-        self.received = queue.Queue[dict[str, np.ndarray] | BaseException](1)
-        self._iterator, self._row_groups, self._start = iterator, row_groups, start
-        self._workers, self._fetcher = workers, fetcher
-        self._stopped = False
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Starts the thread, unless it runs already."""
-        if self._thread is None:
-            self._thread = start_without_signals(self._run)
-
-    def stop(self) -> None:
-        """Ends the reading; waits up to `CLOSE_WAIT` seconds until the iterator and its processes are closed."""
-        self._stopped = True
-        if self._thread is not threading.current_thread():  # where the garbage collector may call this
-            with contextlib.suppress(queue.Empty):
-                self.received.get_nowait()  # the thread may be about to put one more
-        self._row_groups.memory.close()  # ends the reading, and so the thread
-        if self._fetcher:
-            self._fetcher.close()
-        if self._thread is None:
-            self._iterator.close()  # grain's iterators print errors if they outlive their module
-        elif self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_WAIT)
-
-    def _run(self) -> None:
-        """Puts one batch after another into `received`, until `stop` is called or the reading ends or fails."""
-        try:
-            for number in itertools.count(self._start):
-                if self._stopped:
-                    break
-                with worker_exit_errors(self._workers):
-                    for _ in self._row_groups.groups:
-                        next(self._iterator)
-                self.received.put(self._row_groups.memory.take(number))
-        except MemoryClosed:
-            pass
-        except BaseException as error:
-            self.received.put(error)
-        finally:
-            self._iterator.close()  # by the thread that reads: closed by another, grain's `next` may wait for ever
-            with contextlib.suppress(queue.Full):
-                self.received.put_nowait(StopIteration())  # for a thread that waits for a batch
+@functools.partial(jax.jit, static_argnums=1)
+def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
+    """Maps 0 to `low` and 255 to `high`; differs from `preprocess.value_range` by at most a float32 rounding."""
+    low, high = value_range
+    return images.astype(jnp.float32) * ((high - low) / 255) + low
 
 
-class LocalBatches(Iterator[dict[str, np.ndarray]]):
-    """Iterates over the rows of this process of one global batch after another.
-
-    Attributes:
-        replaced: the indices of the unreadable examples met so far.
-    """
-
-    def __init__(
-        self,
-        examples: grain.MapDataset,
-        reader: ExampleReader,
-        *,
-        batch: int,
-        rows: Rows,
-        start: int,
-        workers: int,
-        max_bad: float = 0.0,
-        fetcher: ShardFetcher | None = None,
-    ):
-        """Begins to read ahead, in threads or in worker processes.
-
-        Args:
-            examples: position in the run -> the row that `reader` returns for the example there.
-            reader: reads the examples.
-            batch: rows of the global batch.
-            rows: the rows of a global batch that this process reads.
-            start: number of the first batch.
-            workers: number of worker processes; 0: threads of this process read.
-            max_bad: the largest fraction of the examples that may be replaced.
-            fetcher: opens the shards from which the examples are streamed; None: they are not streamed.
-        """
-        self.replaced: set[int] = set()
-        self.source, self.max_bad = reader.source, max_bad
-        groups = count_groups(len(rows))
-        threads = min(count_cores(), MAX_THREADS)
-        ahead = max(2 * groups, 2 * workers or threads)  # groups
-        memory = BatchMemory(
-            reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
-        )
-        row_groups = RowGroups(examples, batch, rows, memory, fetcher.advance if fetcher else None)
-        dataset = grain.MapDataset.source(row_groups)[start * groups :]
-        if workers:
-            if not flags.FLAGS.is_parsed():
-                flags.FLAGS.mark_as_parsed()  # grain passes its flags to the workers, even outside of an absl app
-            options = grain.MultiprocessingOptions(workers, per_worker_buffer_size=math.ceil(ahead / workers))
-            iterable = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).mp_prefetch(options)
-        else:
-            use_one_opencv_thread()
-            iterable = dataset.to_iter_dataset(grain.ReadOptions(threads, ahead))
-        self._receiver = Receiver(iter(iterable), row_groups, start, workers, fetcher)
-        self._end: BaseException | None = None  # after which no batch follows
-        self._stop = weakref.finalize(self, self._receiver.stop)
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        """Returns `image` uint8 [rows, height, width, 3], `label` int32 [rows] or [rows, labels] and `mask` float32
-        [rows].
-
-        Raises:
-            UserError: an image is unreadable, or too many are; or a signal has ended a worker process.
-        """
-        if self._end is None:
-            self._receiver.start()
-        batch = self._end or self._receiver.received.get()
-        if isinstance(batch, BaseException):
-            self._end = batch
-            raise batch
-        faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
-        for index in sorted(faults.keys() - self.replaced - {-1}):
-            self.replaced.add(index)
-            self._report_replaced(faults[index].decode(errors="ignore"))
-        return batch
-
-    def _report_replaced(self, fault: str) -> None:
-        """Logs that an example was replaced, or raises UserError if too many were."""
-        met, count = len(self.replaced), len(self.source)
-        allowed = math.floor(self.max_bad * count * (1 + 1e-12))  # 0.29 of 100 is 29
-        if met > allowed:
-            raise UserError(
-                f"{fault}; {met} of {count:,} images are unreadable so far, more than the "
-                f"{allowed} that --config.data.max_bad={self.max_bad:g} allows; repair them, "
-                f"or set --config.data.max_bad={format_rounded_up(met / count, 2)}"
-            )
-        logging.getLogger(__name__).warning("%s; it is replaced by the next readable image", fault)
-
-    def close(self) -> None:
-        """Stops the threads or processes."""
-        self._end = self._end or StopIteration()
-        self._stop()
-
-
-def local_train_batches(
-    source: ExampleSource,
-    preprocess: Preprocessor,
-    *,
-    batch: int,
-    rows: Rows,
-    seed: int,
-    start: int = 0,
-    workers: int = 0,
-    on_bad: str = "fail",
-    max_bad: float = 0.0,
-    fetcher: ShardFetcher[TrainStream] | None = None,
-    mixture: Mixture | None = None,
-    repeats: int = 1,
-) -> LocalBatches:
-    """Iterates without end over shuffled batches; each epoch has its own order, batches straddle epochs.
+def choose_workers(asked: int | str, cores: int) -> int:
+    """Returns the number of worker processes; 0: threads.
 
     Args:
-        source: the source of the examples.
-        preprocess: applied to each image; its randomness is a function of (seed, position of the example in the run).
-        batch: rows of the global batch.
-        rows: the rows of a global batch that this process reads.
-        seed: the seed of the order and of the preprocessing; 0 to 2**32 - 1.
-        start: number of the first batch: `start=n` continues after n batches.
-        workers: number of processes that read and decode; 0: threads of this process.
-        on_bad: what to do with an unreadable image: `fail`, or `replace` it by the next readable example.
-        max_bad: the largest fraction of the examples that may be replaced.
-        fetcher: opens the shards from which the examples are streamed, and has their order; None: all examples are
-            shuffled.
-        mixture: how to draw from the parts of the source, if it is a mixture; else None.
-        repeats: copies of each image in a batch, see `RepeatedOrder`; 1 if the examples are streamed.
+        asked: the setting `data.workers`. With `auto`, there are two workers fewer than cores, which leaves two cores
+            to this process, or threads if there are at most `FEW_CORES` cores.
+        cores: number of cores that this process may use.
     """
-    stream = fetcher.order if fetcher else None
-    order = stream or (MixedOrder(mixture, seed) if mixture else None)
-    indices = grain.MapDataset.source(order).seed(seed) if order else shuffle_epochs(len(source), seed)
-    if repeats > 1:
-        indices = grain.MapDataset.source(RepeatedOrder(indices, batch, repeats)).seed(seed)
-    reader = ExampleReader(source, preprocess, on_bad, stream)
-    return LocalBatches(
-        indices.random_map(reader),
-        reader,
-        batch=batch,
-        rows=rows,
-        start=start,
-        workers=workers,
-        max_bad=max_bad,
-        fetcher=fetcher,
-    )
+    if asked == "auto":
+        return 0 if cores <= FEW_CORES else cores - 2
+    return int(asked)
 
 
-def local_eval_batches(
-    source: ExampleSource,
-    preprocess: Preprocessor,
-    *,
-    order: EvalOrder,
-    rows: Rows,
-    workers: int = 0,
-    fetcher: ShardFetcher[EvalOrder] | None = None,
-) -> LocalBatches:
-    """Iterates once over the examples in an order; `mask` is 0 for the zeros that pad a batch.
+def start_without_signals(call: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that calls `call` with SIGINT and SIGTERM blocked, and returns it.
 
-    If the examples lie in shards, the `fetcher` opens them in this order.
-    """
-    reader = ExampleReader(source, preprocess, "raise")
-    examples = grain.MapDataset.source(order).seed(0).random_map(reader)
-    return LocalBatches(examples, reader, batch=order.batch, rows=rows, start=0, workers=workers, fetcher=fetcher)
-
-
-class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
-    """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
-
-    Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised only when its batch
-    is requested. Until then it is the `failure`, so that the caller can prepare for it.
-
-    Attributes:
-        waited: seconds spent waiting for the loader since the start.
+    The process does not wait for its end. Processes that the thread starts have these signals blocked, too. Otherwise a
+    signal to the whole job could end them before they reach `set_up_worker`.
     """
 
-    def __init__(
-        self,
-        local: LocalBatches,
-        put: Callable[[dict[str, np.ndarray]], dict[str, jax.Array]],
-        finish: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] = lambda batch: batch,
-        depth: int = 2,
-    ):
-        """Transfers nothing before the first batch is requested.
+    def run() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        call()
 
-        Args:
-            local: the batches to transfer.
-            put: begins to transfer a batch.
-            finish: applied to a batch on the devices when it is requested.
-            depth: number of batches to keep transferred in advance.
-        """
-        self.local, self.put, self.finish, self.depth = local, put, finish, depth
-        self.waited = 0.0
-        self.queue: collections.deque = collections.deque()
-        self.end: Exception | None = None
+    resource_tracker.ensure_running()  # its start unblocks the signals of the thread that starts it
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
 
-    def __next__(self) -> dict[str, jax.Array]:
-        """Returns the next batch of global arrays.
 
-        Raises:
-            UserError: an image is unreadable, or a signal has ended a worker process.
-        """
-        while self.end is None and len(self.queue) <= self.depth:
-            began = time.monotonic()
-            try:
-                batch = next(self.local)
-                self.waited += time.monotonic() - began
-                self.queue.append(self.put(batch))
-            except Exception as end:
-                self.end = end
-                self.local.close()
-        if self.end is not None and not self.queue:
-            raise self.end
-        return self.finish(self.queue.popleft())
+def set_up_worker() -> None:
+    """Sets up this process if it is a worker process; does nothing in the main process.
 
-    @property
-    def failure(self) -> Exception | None:
-        """The error of the loader, perhaps for a batch that was not requested yet; None: it has not failed."""
-        return None if isinstance(self.end, StopIteration) else self.end
+    A worker ignores SIGINT and SIGTERM, which are sent to all processes of a job, and ends with the main process. It
+    keeps the memory that one image has used for the next image.
+    """
+    if not multiprocessing.current_process().daemon:
+        return
+    keep_freed_memory()
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    @property
-    def ready(self) -> int:
-        """The number of batches that are transferred, or being transferred, and were not returned yet."""
-        return len(self.queue)
 
-    @property
-    def replaced(self) -> int:
-        """The number of unreadable images that this process has met so far, also in prefetched batches."""
-        return len(self.local.replaced)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
 
-    def close(self) -> None:
-        """Stops reading; no batch follows."""
-        self.end = self.end or StopIteration()
-        self.queue.clear()
-        self.local.close()
+
+@contextlib.contextmanager
+def worker_exit_errors(workers: int) -> Iterator[None]:
+    """Explains that a signal has ended one of the `workers` worker processes.
+
+    Raises:
+        UserError: in place of grain's error; it names the signal and says what to do.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        match = re.match(r"Worker process was terminated unexpectedly with exit code -(\d+)", str(error))
+        if not match:
+            raise
+        number = signal.Signals(int(match[1]))
+        cause = ", as the kernel's out-of-memory killer does (see `dmesg`)" if number == signal.SIGKILL else ""
+        fewer = f"less than {workers}, or to 0" if workers > 1 else "0"
+        raise UserError(
+            f"a worker process of the loader was ended by {number.name}{cause}; set --config.data.workers to {fewer} "
+            "for threads instead of processes."
+        ) from error

@@ -1,4 +1,4 @@
-"""The way from a source to global batches on the devices."""
+"""The batches of training and of evaluations, as global arrays on the devices; and single images of a source."""
 
 import dataclasses
 import functools
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, UInt8
+from jaxtyping import Float32
 from ml_collections import ConfigDict
 
 from vit_jax import choose
 from vit_jax.data import images, loader, sources
-from vit_jax.data.disk_need import check_eval_disk
-from vit_jax.data.eval_order import choose_eval_order
+from vit_jax.data.order import ShardOrder
+from vit_jax.data.order_choice import check_eval_disk, eval_order, training_order
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.data.setup import (
     OpenSources,
@@ -26,12 +25,171 @@ from vit_jax.data.setup import (
     train_preprocessor,
 )
 from vit_jax.data.shard_fetcher import ShardFetcher
-from vit_jax.data.train_order import stream_order
-from vit_jax.data.workers import choose_workers
 from vit_jax.machine import count_cores
 
 NO_SOURCES: OpenSources = MappingProxyType({})
 ANY_CLASSES = 2**31 - 1  # more than any data have
+
+
+def train_batches(
+    config: ConfigDict,
+    sharding: jax.sharding.NamedSharding,
+    start: int = 0,
+    opened: OpenSources = NO_SOURCES,
+) -> loader.DevicePrefetcher:
+    """Iterates without end over the batches of training.
+
+    Args:
+        config: the config that `complete_config` returns.
+        sharding: splits dimension 0 of a batch; names no other dimension.
+        start: number of the first batch, 0 in a new run.
+        opened: the sources that are open already; see `DataInfo`.
+
+    Returns:
+        An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}` (multi-label data: label
+        [batch, max_labels]). These are global arrays, and the same on any number of processes.
+
+    Raises:
+        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
+    """
+    rows = loader.local_rows(sharding, config.batch)
+    preprocess = train_preprocessor(config)
+    source = opened.get(("", config.data.split)) or open_training(config)
+    source = dataclasses.replace(source, needs_labels=config.task.kind != "masked_patches")
+    order, fetcher = training_order(config, source), None
+    if isinstance(order, ShardOrder) and source.shards:
+        fetcher = ShardFetcher(order, source.shards, rows)
+        source = source.streamed()
+    local = loader.LocalBatches(
+        source,
+        preprocess,
+        order,
+        batch=config.batch,
+        rows=rows,
+        start=start,
+        workers=loader.choose_workers(config.data.workers, count_cores()),
+        on_bad=config.data.bad_images,
+        max_bad=config.data.max_bad,
+        fetcher=fetcher,
+    )
+    return loader.DevicePrefetcher(local, sharding, preprocess.value_range)
+
+
+def describe_fetching(config: ConfigDict, opened: OpenSources, sharding: jax.sharding.NamedSharding) -> list[str]:
+    """Returns one line on the bytes that the hosts fetch in an epoch.
+
+    The result is empty unless several hosts stream shards from a store. If the rows of several hosts belong to the same
+    reader, each of these hosts fetches the shards of that reader.
+    """
+    shards = opened["", config.data.split].shards
+    if config.data.order != "stream" or jax.process_count() == 1 or not shards or not shards.remote_bytes:
+        return []
+    readers = dict[int, set[int]]()  # of each host
+    for device, (rows,) in sharding.devices_indices_map((config.batch,)).items():
+        own = np.arange(config.batch)[rows] // (config.batch // config.data.readers)
+        readers.setdefault(device.process_index, set()).update(own.tolist())
+    each = shards.remote_bytes / config.data.readers / 1e9
+    most, total = (of(map(len, readers.values())) * each for of in (max, sum))
+    return [
+        f"Fetched in an epoch: {total:.3g} GB by all hosts, of {shards.remote_bytes / 1e9:.3g} GB of shards; "
+        f"{most:.3g} GB by one."
+    ]
+
+
+class EvalBatches:
+    """The batches of an evaluation, with every example once; each `iter()` starts again from the first batch.
+
+    Attributes:
+        source: the source of the examples; if they lie in shards, it streams these.
+        order: which example is in which row of which batch; see `EvalOrder.indices`.
+        batch: rows of a global batch.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        name: str,
+        sharding: jax.sharding.NamedSharding,
+        opened: OpenSources,
+        part: int,
+    ):
+        """Opens the data of `config.evals[name]`; see `eval_batches`."""
+        self.name, key = name, eval_keys(config, name)[part]
+        source = opened.get(key) or open_eval_source(config, name, key)
+        self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
+        self.batch, self.sharding = eval_batch_size(config), sharding
+        self.workers = loader.choose_workers(config.data.workers, count_cores())
+        self.rows = loader.local_rows(sharding, self.batch)
+        check_eval_disk(source, self.batch, jax.process_count())
+        self.order = eval_order(source, self.batch)
+        self.source = source.streamed() if source.shards else source
+
+    def __len__(self) -> int:
+        """Returns the number of batches."""
+        return self.order.batches
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A text that differs between evaluations with different examples or preprocessing."""
+        parts = self.source.parts if self.source.file_stamp else ()
+        stamps = [self.source.file_stamp(split, rows) for split, rows in parts if self.source.file_stamp]
+        return " ".join([self.source.fingerprint, *stamps, self.preprocess.text])
+
+    def check_headers(self) -> None:
+        """Raises UserError if an image that this process will read has a damaged header or is too small.
+
+        Only images in local folders are checked, since only there this is quick.
+        """
+        if self.source.read_header:
+            indices = [
+                index for n in range(len(self)) for index in self.order.indices(n)[self.rows].tolist() if index >= 0
+            ]
+            images.check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
+
+    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+        """Iterates over the batches from the first on."""
+        shards = self.source.shards
+        local = loader.LocalBatches(
+            self.source,
+            self.preprocess,
+            self.order,
+            batch=self.batch,
+            rows=self.rows,
+            workers=self.workers,
+            on_bad="raise",
+            fetcher=ShardFetcher(self.order, shards, self.rows) if shards else None,
+        )
+        return loader.DevicePrefetcher(
+            local, self.sharding, self.preprocess.value_range, names=("image", "label", "mask")
+        )
+
+
+def eval_batches(
+    config: ConfigDict,
+    name: str,
+    sharding: jax.sharding.NamedSharding,
+    opened: OpenSources = NO_SOURCES,
+    part: int = 0,
+) -> EvalBatches:
+    """Returns the batches of the evaluation `config.evals[name]`.
+
+    Args:
+        config: the config that `complete_config` returns.
+        name: the name of the evaluation.
+        sharding: splits dimension 0 of a batch; names no other dimension.
+        opened: the sources that are open already; see `DataInfo`.
+        part: 0: the examples that are evaluated; 1: the examples of `train_split`, if the evaluation has this field.
+
+    Returns:
+        An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
+        [batch], "mask": float32 [batch]}` (multi-label data: label [batch, max_labels]). These are global arrays. Each
+        example of the split is in one row, whose mask is 1. The mask is 0 in the rows that pad the last batch.
+
+    Raises:
+        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
+    """
+    choose("evaluation", name, config.evals)
+    return EvalBatches(config, name, sharding, opened, part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,177 +248,3 @@ def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[imag
     names = source.class_names or range(source.num_classes)
     labels = [[str(names[label]) for label in np.atleast_1d(row["label"]) if label >= 0] for row in rows]
     return [np.asarray(row["image"]) for row in rows], [", ".join(classes) for classes in labels]
-
-
-def train_batches(
-    config: ConfigDict,
-    sharding: jax.sharding.NamedSharding,
-    start: int = 0,
-    opened: OpenSources = NO_SOURCES,
-) -> loader.DevicePrefetcher:
-    """Iterates without end over the batches of training.
-
-    Args:
-        config: the config that `complete_config` returns.
-        sharding: splits dimension 0 of a batch; names no other dimension.
-        start: number of the first batch, 0 in a new run.
-        opened: the sources that are open already; see `DataInfo`.
-
-    Returns:
-        An iterator over `{"image": float32 [batch, height, width, 3], "label": int32 [batch]}` (multi-label data: label
-        [batch, max_labels]). These are global arrays, and the same on any number of processes.
-
-    Raises:
-        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
-    """
-    rows = loader.local_rows(sharding, config.batch)
-    preprocess = train_preprocessor(config)
-    source = opened.get(("", config.data.split)) or open_training(config)
-    source = dataclasses.replace(source, needs_labels=config.task.kind != "masked_patches")
-    shards = source.shards if config.data.order == "stream" else None
-    local = loader.local_train_batches(
-        source.streamed() if shards else source,
-        preprocess,
-        batch=config.batch,
-        rows=rows,
-        seed=config.seed,
-        start=start,
-        workers=choose_workers(config.data.workers, count_cores()),
-        on_bad=config.data.bad_images,
-        max_bad=config.data.max_bad,
-        fetcher=ShardFetcher(stream_order(config, source), shards, rows) if shards else None,
-        mixture=source.mixture,
-        repeats=config.data.repeats,
-    )
-    assemble = functools.partial(loader.assemble_global, rows=rows, batch=config.batch, sharding=sharding)
-    return loader.DevicePrefetcher(
-        local,
-        lambda batch: assemble({"image": batch["image"], "label": batch["label"]}),
-        functools.partial(scale_images, preprocess.value_range),
-    )
-
-
-def describe_fetching(config: ConfigDict, opened: OpenSources, sharding: jax.sharding.NamedSharding) -> list[str]:
-    """Returns one line on the bytes that the hosts fetch in an epoch.
-
-    The result is empty unless several hosts stream shards from a store. If the rows of several hosts belong to the same
-    reader, each of these hosts fetches the shards of that reader.
-    """
-    shards = opened["", config.data.split].shards
-    if config.data.order != "stream" or jax.process_count() == 1 or not shards or not shards.remote_bytes:
-        return []
-    readers = dict[int, set[int]]()  # of each host
-    for device, (rows,) in sharding.devices_indices_map((config.batch,)).items():
-        own = np.arange(config.batch)[rows] // (config.batch // config.data.readers)
-        readers.setdefault(device.process_index, set()).update(own.tolist())
-    each = shards.remote_bytes / config.data.readers / 1e9
-    most, total = (of(map(len, readers.values())) * each for of in (max, sum))
-    return [
-        f"Fetched in an epoch: {total:.3g} GB by all hosts, of {shards.remote_bytes / 1e9:.3g} GB of shards; "
-        f"{most:.3g} GB by one."
-    ]
-
-
-def scale_images(value_range: tuple[float, float], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the batch after `value_range`, the last op of the preprocessing, which runs on the devices."""
-    return batch | {"image": scale_levels(batch["image"], value_range)}
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`; differs from `preprocess.value_range` by at most a float32 rounding."""
-    low, high = value_range
-    return images.astype(jnp.float32) * ((high - low) / 255) + low
-
-
-class EvalBatches:
-    """The batches of an evaluation, with every example once; each `iter()` starts again from the first batch.
-
-    Attributes:
-        source: the source of the examples; if they lie in shards, it streams these.
-        order: which example is in which row of which batch; see `EvalOrder.indices`.
-        batch: rows of a global batch.
-    """
-
-    def __init__(
-        self,
-        config: ConfigDict,
-        name: str,
-        sharding: jax.sharding.NamedSharding,
-        opened: OpenSources,
-        part: int,
-    ):
-        """Opens the data of `config.evals[name]`; see `eval_batches`."""
-        self.name, key = name, eval_keys(config, name)[part]
-        source = opened.get(key) or open_eval_source(config, name, key)
-        self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
-        self.batch, self.sharding = eval_batch_size(config), sharding
-        self.workers = choose_workers(config.data.workers, count_cores())
-        self.rows = loader.local_rows(sharding, self.batch)
-        check_eval_disk(source, self.batch, jax.process_count())
-        self.order = choose_eval_order(source, self.batch)
-        self.source = source.streamed() if source.shards else source
-
-    def __len__(self) -> int:
-        """Returns the number of batches."""
-        return self.order.batches
-
-    @functools.cached_property
-    def identity(self) -> str:
-        """A text that differs between evaluations with different examples or preprocessing."""
-        parts = self.source.parts if self.source.file_stamp else ()
-        stamps = [self.source.file_stamp(split, rows) for split, rows in parts if self.source.file_stamp]
-        return " ".join([self.source.fingerprint, *stamps, self.preprocess.text])
-
-    def check_headers(self) -> None:
-        """Raises UserError if an image that this process will read has a damaged header or is too small.
-
-        Only images in local folders are checked, since only there this is quick.
-        """
-        if self.source.read_header:
-            indices = [
-                index for n in range(len(self)) for index in self.order.indices(n)[self.rows].tolist() if index >= 0
-            ]
-            images.check_headers(self.source.image_header, self.preprocess.why_too_small, indices, self.name)
-
-    def __iter__(self) -> Iterator[dict[str, jax.Array]]:
-        """Iterates over the batches from the first on."""
-        shards = self.source.shards
-        local = loader.local_eval_batches(
-            self.source,
-            self.preprocess,
-            order=self.order,
-            rows=self.rows,
-            workers=self.workers,
-            fetcher=ShardFetcher(self.order, shards, self.rows) if shards else None,
-        )
-        assemble = functools.partial(loader.assemble_global, rows=self.rows, batch=self.batch, sharding=self.sharding)
-        return loader.DevicePrefetcher(local, assemble, functools.partial(scale_images, self.preprocess.value_range))
-
-
-def eval_batches(
-    config: ConfigDict,
-    name: str,
-    sharding: jax.sharding.NamedSharding,
-    opened: OpenSources = NO_SOURCES,
-    part: int = 0,
-) -> EvalBatches:
-    """Returns the batches of the evaluation `config.evals[name]`.
-
-    Args:
-        config: the config that `complete_config` returns.
-        name: the name of the evaluation.
-        sharding: splits dimension 0 of a batch; names no other dimension.
-        opened: the sources that are open already; see `DataInfo`.
-        part: 0: the examples that are evaluated; 1: the examples of `train_split`, if the evaluation has this field.
-
-    Returns:
-        An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
-        [batch], "mask": float32 [batch]}` (multi-label data: label [batch, max_labels]). These are global arrays. Each
-        example of the split is in one row, whose mask is 1. The mask is 0 in the rows that pad the last batch.
-
-    Raises:
-        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
-    """
-    choose("evaluation", name, config.evals)
-    return EvalBatches(config, name, sharding, opened, part)

@@ -13,9 +13,8 @@ from vit_jax import UserError
 from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
 from vit_jax.data.contents import STRETCHES, sample_contents
-from vit_jax.data.disk_need import check_eval_disk
+from vit_jax.data.order_choice import check_eval_disk, choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
-from vit_jax.data.train_order import choose_order
 from vit_jax.storage import filesystem, pin_revision
 
 # (source, "" for that of training; split) -> examples

@@ -5,22 +5,21 @@ import itertools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from vit_jax import UserError
-from vit_jax.data.shard_order import ShardOrder
+from vit_jax.data.order import ShardOrder
 from vit_jax.data.shards import close_streamed, streamed_reader
 from vit_jax.data.sources import Shards
 
 PREFETCH_BATCHES = 4  # batches that the loader reads ahead
 CONCURRENT = 4  # shards that are copied at once
-OrderT = TypeVar("OrderT", bound=ShardOrder)
 
 
-class ShardFetcher(Generic[OrderT]):
+class ShardFetcher:
     """Keeps the shards open that the rows of a process need around the current batch.
 
     It can be pickled, to send a copy to each worker process.
@@ -30,9 +29,9 @@ class ShardFetcher(Generic[OrderT]):
         readers: the numbers of the readers that read the rows.
     """
 
-    def __init__(self, order: OrderT, shards: Shards, rows: Int64[np.ndarray, " rows"]):
+    def __init__(self, order: ShardOrder, shards: Shards, rows: Int64[np.ndarray, " rows"]):
         """Takes the order of the examples, the shards in which they lie, and the rows of a batch that are read."""
-        self.order: OrderT = order
+        self.order = order
         self._runs = shards.runs
         self.readers = np.unique(rows // (order.batch // order.readers)).tolist()
         self.__setstate__({})
