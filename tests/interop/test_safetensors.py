@@ -23,7 +23,6 @@ from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
 from vit_jax import UserError, convert, interop
 from vit_jax.evals import loaded_model
 from vit_jax.interop import archives, locate
-from vit_jax.interop.archives import safetensors_files
 from vit_jax.model import create, parameter_shapes
 
 SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 16, "num_classes": 5}
@@ -100,7 +99,7 @@ def write_shards(folder, index=None, layout="huggingface"):
             arrays = {name: np.empty(archive[name].shape, np.float32) for name in names}
             for name, array in arrays.items():
                 archive.read_array(name, array)
-            safetensors_files.write_archive(folder / shard, arrays, "float32")
+            archives.write_archive(folder / shard, folder / shard, arrays, "float32")
             shard_of |= dict.fromkeys(names, shard)
     (folder / "whole.safetensors").unlink()
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": (index or (lambda same: same))(shard_of)})
@@ -236,7 +235,7 @@ def test_hundreds_of_changed_files_are_loaded_cleanly_or_refused(kind, tmp_path)
 
 def test_bfloat16_is_read_exactly(tmp_path):
     values = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
-    safetensors_files.write_archive(tmp_path / "x.safetensors", {"a": values}, "bfloat16")
+    archives.write_archive(tmp_path / "x.safetensors", tmp_path / "x.safetensors", {"a": values}, "bfloat16")
     with archives.open_archive(tmp_path / "x.safetensors") as archive:
         read = np.empty(3, np.float32)
         archive.read_array("a", read)
