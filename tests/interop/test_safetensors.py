@@ -319,6 +319,9 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
     save_without_notes(tmp_path / "y.safetensors", *small(), layout="huggingface")
     with pytest.raises(UserError, match="without it, give num_heads= norm_epsilon= activation="):
         vit_jax.load(tmp_path / "y.safetensors")
+    found, back = vit_jax.load(tmp_path / "y.safetensors", num_heads=heads, norm_epsilon=1e-6, activation="gelu")
+    assert found.spec == small()[0].spec
+    chex.assert_trees_all_equal(back, small()[1])
     with pytest.raises(UserError, match=r"the google layout is written into \.npz files"):
         vit_jax.save(tmp_path / "z.safetensors", *small(), layout="google")
     with pytest.raises(UserError, match=r"give a local path that ends in \.npz or \.safetensors, or a folder"):

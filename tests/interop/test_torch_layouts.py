@@ -72,7 +72,7 @@ def random_params(model):
 
 def opened(arrays):
     """Arrays as a file, recognised."""
-    return recognise(Arrays(arrays), tuple(LAYOUTS.values()))
+    return recognise(Arrays(arrays), LAYOUTS.values())
 
 
 def infer(arrays, size=None):
@@ -162,6 +162,23 @@ def test_dinov2_with_registers_passes_between_the_layouts():
     back = write("timm", again, other.spec)
     np.testing.assert_array_equal(back["cls_token"][0, 0], params["cls"] + 0.5)
     assert_same_arrays({**back, "cls_token": params["cls"][None, None]}, write("timm", headless, bare.spec))
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [("timm", {"registers": 4, "position_rows": "class"}), ("huggingface", {"position_rows": "patches"})],
+)
+def test_a_file_that_describes_its_model_may_have_other_rows_of_positions(layout, fields, tmp_path):
+    """timm adds the class token's position to the token, and transformers has one in any case."""
+    shape = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "num_classes": 5}
+    model = create("ViT/8", activation="gelu", **shape, **fields)
+    params = tree.unflatten(random_params(model))
+    vit_jax.save(tmp_path / "x.safetensors", model, params, layout=layout)
+    again, back = vit_jax.load(tmp_path / "x.safetensors")
+    assert again.spec == model.spec
+    images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    expected, found = (outputs_of(model, each, images)["logits"] for each in (params, back))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_older_names_are_read():

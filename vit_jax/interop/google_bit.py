@@ -6,6 +6,7 @@ Source of the names: google-research/big_transfer, bit_jax; google-research/big_
 models/bit.py.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -131,31 +132,33 @@ def unsupported(spec: BitSpec, unit: str, border: str) -> dict[str, bool]:
     return {f"a BiT with {' and '.join([f'{spec.unit} units', *spec.later_parts, *borders])}": has_other}
 
 
-def _family(name: str, names: Names, mark: str, prefix: str, **facts: Any) -> Family:
-    return Family(
-        name=name,
-        spec=BitSpec,
-        marks=(mark,),
-        ignores_others=True,
-        names=names,
-        fields=infer_fields,
-        table=parameter_table,
-        unsupported=functools.partial(unsupported, unit=names.unit, border=names.border),
-        prefix=prefix,
-        bare_prefix=prefix,
-        **facts,
-    )
-
-
-RELEASED = _family(
-    "BiT as released",
-    RELEASED_NAMES,
-    r"root_block/standardized_conv2d(_\d+)?/kernel",
-    "resnet/",
+RELEASED = Family(
+    name="BiT as released",
+    spec=BitSpec,
+    marks=(r"root_block/standardized_conv2d(_\d+)?/kernel",),
     prefixes="(?:params/|opt/target/|)resnet/",
+    ignores_others=True,
+    names=RELEASED_NAMES,
     older_names=((r"(standardized_conv2d)_\d+(?=/)", r"\1"),),  # in released files of VTAB's tasks
+    fields=infer_fields,
+    table=parameter_table,
+    unsupported=functools.partial(unsupported, unit="pre_activation", border="zeros"),
+    prefix="resnet/",
 )
-PRE_ACTIVATION = _family(
-    "bit_paper", PRE_NAMES, "root_block/conv_root/kernel", "params/", prefixes="params/|opt/target/|"
+PRE_ACTIVATION = dataclasses.replace(
+    RELEASED,
+    name="big_vision's bit_paper",
+    marks=("root_block/conv_root/kernel",),
+    prefixes="params/|opt/target/|",
+    names=PRE_NAMES,
+    older_names=(),
+    unsupported=functools.partial(unsupported, unit="pre_activation", border="lowest"),
+    prefix="params/",
 )
-POST_ACTIVATION = _family("bit", POST_NAMES, "conv_root/kernel", "params/", prefixes="params/|opt/target/|")
+POST_ACTIVATION = dataclasses.replace(
+    PRE_ACTIVATION,
+    name="big_vision's bit",
+    marks=("conv_root/kernel",),
+    names=POST_NAMES,
+    unsupported=functools.partial(unsupported, unit="post_activation", border="zeros"),
+)

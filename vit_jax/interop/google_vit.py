@@ -7,6 +7,7 @@ Source of the names: google-research/vision_transformer, vit_jax/checkpoint.py a
 models/vit.py.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -112,13 +113,13 @@ def _block_table(names: Names) -> ParameterTable:
     }
 
 
-def unsupported(spec: ModelSpec, names: Names) -> dict[str, bool]:
+def unsupported(spec: ModelSpec, layout: str) -> dict[str, bool]:
     """Returns feature that no model of the layout has -> whether this model has it.
 
     Raises:
         UserError: all that the layout cannot hold is the shape of the grid of patches.
     """
-    is_google, position = names.layout == "google", spec.position
+    is_google, position = layout == "google", spec.position
     features = {
         f"position embeddings of type {position.kind}": position.kind
         not in (("learned",) if is_google else ("learned", "sincos2d")),
@@ -217,30 +218,31 @@ def big_vision_pipe(fields: Mapping[str, Any]) -> str:
     return f"resize_small({max(height // 7 * 8, height)})|central_crop({height})|value_range(-1,1)"
 
 
-def _family(names: Names, mark: str, **facts: Any) -> Family:
-    return Family(
-        name=f"the ViTs of {names.layout}",
-        spec=ModelSpec,
-        marks=(mark,),
-        prefixes="params/|opt/target/|",
-        ignores_others=True,
-        names=names,
-        fields=infer_fields,
-        table=parameter_table,
-        requires=required_defaults(STATED),
-        unsupported=functools.partial(unsupported, names=names),
-        **facts,
-    )
-
-
-GOOGLE = _family(GOOGLE_NAMES, r"Transformer/encoderblock_\d+/MlpBlock_3/.*")
-_BIG_VISION_FACTS: dict[str, Any] = {
-    "position_rows": lambda spec: 0,  # the class token's position is added to the class token
-    "older_names": ((f"^{POSITION}$", BIG_VISION_NAMES.position),),
-    "prefix": "params/",
-    "bare_prefix": "params/",
-}
-BIG_VISION_SCANNED = _family(
-    BIG_VISION_NAMES._replace(scanned=True), "Transformer/encoderblock/.*", is_written=False, **_BIG_VISION_FACTS
+GOOGLE = Family(
+    name="ViT of vision_transformer",
+    spec=ModelSpec,
+    marks=(r"Transformer/encoderblock_\d+/MlpBlock_3/.*",),
+    prefixes="params/|opt/target/|",
+    ignores_others=True,
+    names=GOOGLE_NAMES,
+    fields=infer_fields,
+    table=parameter_table,
+    requires=required_defaults(STATED),
+    unsupported=functools.partial(unsupported, layout="google"),
 )
-BIG_VISION = _family(BIG_VISION_NAMES, "Transformer/encoderblock.*", **_BIG_VISION_FACTS)
+BIG_VISION = dataclasses.replace(
+    GOOGLE,
+    name="ViT of big_vision",
+    marks=("Transformer/encoderblock.*",),
+    names=BIG_VISION_NAMES,
+    older_names=((f"^{POSITION}$", BIG_VISION_NAMES.position),),
+    unsupported=functools.partial(unsupported, layout="big_vision"),
+    position_rows=lambda spec: 0,  # the class token's position is added to the class token
+    prefix="params/",
+)
+BIG_VISION_SCANNED = dataclasses.replace(
+    BIG_VISION,
+    marks=("Transformer/encoderblock/.*",),
+    names=BIG_VISION_NAMES._replace(scanned=True),
+    is_written=False,
+)

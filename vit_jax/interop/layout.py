@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import UserError, models
 from vit_jax.config import Affects, model_fields
-from vit_jax.interop import imagenet_classes
+from vit_jax.interop import imagenet_classes, model_description
 from vit_jax.interop.archives import Archive, RenamedArchive
 from vit_jax.interop.model_description import ModelDescription
 from vit_jax.interop.published_config import PublishedConfig
@@ -131,7 +131,7 @@ class Family:
             needs them.
         is_written: whether files get these names; if not, they are only read.
         prefix: the prefix in files that are written.
-        bare_prefix: the same for a model without classes.
+        bare_prefix: the prefix in those of a model without classes; None: the same.
         resample: how the family's library resamples positions, see `models.resample_positions`.
         config: takes the name of a file with arrays, and its model. Returns name -> content of the files that describe
             the model. Raises UserError if they cannot.
@@ -159,7 +159,7 @@ class Family:
     zeros: Callable[[Any], dict[str, tuple[int, ...]]] = lambda spec: {}
     is_written: bool = True
     prefix: str = ""
-    bare_prefix: str = ""
+    bare_prefix: str | None = None
     resample: str = "linear"
     config: Callable[[str, Model], dict[str, str]] = lambda name, model: {}
 
@@ -177,7 +177,8 @@ class Family:
 
     def written_prefix(self, spec: ModelSpec | BitSpec) -> str:
         """Returns the prefix in the file that is written of a model."""
-        return self.prefix if Model("", spec).field("num_classes") else self.bare_prefix
+        has_classes = self.bare_prefix is None or Model("", spec).field("num_classes")
+        return self.prefix if has_classes else self.bare_prefix or ""
 
     def name_in_file(self, name: str, prefix: str) -> str:
         """Returns the name of an array in a file with a prefix."""
@@ -197,17 +198,18 @@ class Family:
         ignored = f"{self.ignored}|{self.ignored_beside_classifier}" if has_classifier else self.ignored
 
         def new_name(old: str) -> str | None:
-            if not old.startswith(prefix) and self.ignores_others:
+            name = old.removeprefix(prefix)
+            for pattern, replacement in self.older_names:
+                name = re.sub(pattern, replacement, name)
+            is_other = not old.startswith(prefix)
+            if re.fullmatch(ignored, name) or (is_other and self.ignores_others):
                 return None
-            if not old.startswith(prefix) and not self.classifiers:
+            if is_other and not self.classifiers:
                 raise UserError(
                     f"its model is in the arrays named {prefix}..., but it contains others, such as {old}; save the "
                     "model alone"
                 )
-            name = old.removeprefix(prefix)
-            for pattern, replacement in self.older_names:
-                name = re.sub(pattern, replacement, name)
-            return None if re.fullmatch(ignored, name) else name
+            return name
 
         return RenamedArchive(archive, new_name, lambda name: self.name_in_file(name, prefix))
 
@@ -344,7 +346,7 @@ class WeightsFile(NamedTuple):
     arrays: Archive  # by the names of the family
 
 
-def recognise(archive: Archive, layouts: Sequence[Layout]) -> WeightsFile:
+def recognise(archive: Archive, layouts: Iterable[Layout]) -> WeightsFile:
     """Returns a file with its layout: the first whose marks it has. The last layout must accept any file.
 
     Raises:
@@ -356,10 +358,11 @@ def recognise(archive: Archive, layouts: Sequence[Layout]) -> WeightsFile:
 
 
 def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> ModelDescription:
-    """Returns the description of a file's model, from its arrays and from the configuration beside it.
+    """Returns the description of a file's model, which we have written into it, or into a file beside it.
 
-    Where both give a field, the configuration decides, except that an activation swiglu of the arrays remains. A head
-    with as many classes as ImageNet or ImageNet-21k is assumed to have those classes if no names are stated.
+    If there is none, it is made from the arrays and from the configuration beside them. Where both give a field,
+    the configuration decides, except that an activation swiglu of the arrays remains. A head with as many classes
+    as ImageNet or ImageNet-21k is assumed to have those classes if no names are stated.
 
     Args:
         file: the file.
@@ -367,10 +370,14 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
         given: the fields that the user gave.
 
     Raises:
-        UserError: a field is stated nowhere, the configuration contradicts the arrays, or an array is missing that
-            determines a field.
+        UserError: the description is damaged, a field is stated nowhere, the configuration contradicts the arrays, or
+            an array is missing that determines a field.
     """
     layout, family, arrays = file
+    if described := model_description.read_notes(arrays.notes):
+        return described
+    if not layout.is_inferred:
+        return model_description.read_description(path)
     stated = layout.read_config(path.parent, family, layout.families)
     size = models.image_size(given["resolution"]) if "resolution" in given else None
     fields = family.fields(arrays, family.names, size, stated.resolution)
@@ -419,19 +426,35 @@ def read_file(file: WeightsFile, spec: ModelSpec | BitSpec, shapes: Shapes) -> d
     table: ParameterTable = {name: Leaf(name) for name in shapes}
     if family.table:
         table = family.table(spec, family.names)
-    absent = 0  # rows of positions that the file has not: those of tokens to which they were added
-    if isinstance(spec, ModelSpec) and "position" in shapes:
-        absent = max(spec.position_rows - family.position_rows(spec), 0)
-        part = table.get("position")
-        if isinstance(part, Leaf) and part.name in arrays and arrays[part.name].shape[-2:-1] == shapes["position"][:1]:
-            absent = 0  # older files of big_vision have them
-    if absent:
-        rows, width = shapes["position"]
-        shapes = shapes | {"position": (rows - absent, width)}
-    params = read_parameters(arrays, table, shapes)
-    if absent:
-        params["position"] = np.pad(params["position"], ((absent, 0), (0, 0)))
-    return params
+    rows = _more_rows(family, spec)
+    position = table.get("position")
+    if rows and isinstance(position, Leaf):
+        count, width = shapes["position"]
+        if position.name in arrays and arrays[position.name].shape[-2:-1] == (count,):
+            rows = 0  # the file has the rows of the model, as older files of big_vision
+        shapes = shapes | {"position": (count + rows, width)}
+    return _add_rows(read_parameters(arrays, table, shapes), -rows)
+
+
+def _more_rows(family: Family, spec: ModelSpec | BitSpec) -> int:
+    """Returns how many rows more than a model's the positions in a file have before those of the patches."""
+    if not isinstance(spec, ModelSpec) or spec.position.kind != "learned":
+        return 0
+    return family.position_rows(spec) - spec.position_rows
+
+
+def _add_rows(params: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Returns parameters with more rows of positions, or with fewer, before those of the patches.
+
+    A new row is zero, and the row of the class token is added to the class token before it is removed: a model only
+    ever uses the sum of token and position.
+    """
+    if not rows:
+        return params
+    position = np.asarray(params["position"])
+    if rows > 0:
+        return params | {"position": np.pad(position, ((rows, 0), (0, 0)))}
+    return params | {"cls": np.asarray(params["cls"]) + position[0], "position": position[-rows:]}
 
 
 def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes) -> dict[str, np.ndarray]:
@@ -508,13 +531,7 @@ def write_file(layout: Layout, params: dict[str, Any], spec: ModelSpec | BitSpec
     family = layout.choose_family(spec)
     if family.table is None:
         return params
-    if isinstance(spec, ModelSpec) and spec.position.kind == "learned":
-        more = family.position_rows(spec) - spec.position_rows
-        position = np.asarray(params["position"])
-        if more < 0:  # the class token has a position: a model only ever uses the sum of token and position
-            params = params | {"cls": np.asarray(params["cls"]) + position[0], "position": position[-more:]}
-        elif more:  # the class token's position is zero
-            params = params | {"position": np.pad(position, ((more, 0), (0, 0)))}
+    params = _add_rows(params, _more_rows(family, spec))
     prefix = family.written_prefix(spec)
     arrays = file_views(family.table(spec, family.names), params)
     arrays |= {name: np.zeros(shape, np.float32) for name, shape in family.zeros(spec).items()}

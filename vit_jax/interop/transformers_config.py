@@ -220,7 +220,11 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
 
 
 def describe(
-    name: str, model: Model, model_type: str, classes: Sequence[str], keys: Callable[[Model], dict[str, Any]]
+    name: str,
+    model: Model,
+    model_type: str,
+    classes: Sequence[str],
+    own_keys: Callable[[Model], dict[str, Any]] = lambda model: {},
 ) -> dict[str, str]:
     """Returns name -> content of both files.
 
@@ -229,7 +233,7 @@ def describe(
         model: the model.
         model_type: the name of its family.
         classes: the classes of the family: without a classifier, with one, with a second one.
-        keys: returns the keys that only this family has.
+        own_keys: returns the keys that only this family has.
 
     Raises:
         UserError: they cannot state the model or its preprocessing.
@@ -255,7 +259,7 @@ def describe(
     }
     if value("pre_logits"):
         config["pooler_output_size"] = value("representation_size") or value("width")
-    config |= keys(model)
+    config |= own_keys(model)
     if count:
         names = model.class_names or [f"LABEL_{index}" for index in range(count)]
         config["id2label"] = {str(index): name for index, name in enumerate(names)}

@@ -10,7 +10,6 @@ some models in memory (`state_dict`) have other names than in the files of `save
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vit_jax import UserError
@@ -28,8 +27,6 @@ STATED = (
 )
 ALL = required_defaults(STATED)
 PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh"), "class_token": ("auto",)}
-
-IGNORED = r"embeddings\.mask_token|.*\.position_ids|text_model\..*|logit_(scale|bias)"
 
 # distilled_head -> (our name of a head -> its prefix in the file)
 CLASSIFIERS = {
@@ -102,88 +99,20 @@ def parameter_table(spec: ModelSpec, names: Names) -> ParameterTable:
     return torch_tables.model_leaves(spec, names._replace(heads=CLASSIFIERS[spec.head.distilled]))
 
 
-def family(
-    model_type: str,
-    names: Names,
-    marks: Sequence[str],
-    requires: Mapping[str, Sequence[Any]],
-    classes: Sequence[str],
-    prefix: str,
-    unsupported: Callable[[ModelSpec], dict[str, bool]],
-    norm_epsilon: float,
-    activation: str = "gelu",
-    classified: str = "token",
-    resample: str = "bicubic_no_antialias",
-    ignored: str = IGNORED,
-    keys: Callable[[Model], dict[str, Any]] = lambda model: {},
-    **facts: Any,
-) -> Family:
-    """Returns a family of transformers; for what is not listed here see `Family`.
-
-    Args:
-        model_type: its model_type in config.json.
-        names: the names of the arrays in files of a model with one classifier.
-        marks: names of further arrays that tell the family from those that are tried after it.
-        requires: field -> the values of it that the models of the family have.
-        classes: its classes: of a model without a classifier, with one, and with a second one.
-        prefix: the prefix of all arrays but the classifier's, in files of a model with a classifier.
-        unsupported: see `Family`; besides, no family has a head of patches.
-        norm_epsilon: the epsilon of a configuration that states none.
-        activation: the activation of a configuration that states none.
-        classified: the pooling of a model with a classifier.
-        resample: how its class resamples positions; older versions of some classes added 0.1 patch to the new grid.
-        ignored: see `Family`.
-        keys: takes a model. Returns what its config.json states that those of other families do not.
-        **facts: further attributes of `Family`.
-    """
-    return Family(
-        name=model_type,
-        spec=ModelSpec,
-        marks=tuple(re.escape(name) for name in (f"{names.patches}weight", *marks)),
-        prefixes=r"(?!text_model\.).*",
-        classifiers=(*CLASSIFIERS[False].values(), *CLASSIFIERS[True].values()),
-        ignored=ignored,
-        ignored_beside_classifier=rf"{re.escape(names.pre_logits)}(weight|bias)",
-        names=names,
-        fields=functools.partial(infer_fields, classified=classified),
-        untold=("num_heads", "norm_epsilon", "activation"),
-        defaults={"norm_epsilon": norm_epsilon, "activation": activation},
-        table=parameter_table,
-        requires=requires,
-        unsupported=lambda spec: {"a head of patches": spec.head.kind == "patches"} | unsupported(spec),
-        # In a file the class token has a position, which may be zero.
-        position_rows=lambda spec: spec.class_rows if spec.position.rows == "patches" else spec.position_rows,
-        prefix=prefix,
-        resample=resample,
-        config=functools.partial(transformers_config.describe, model_type=model_type, classes=classes, keys=keys),
-        **facts,
-    )
-
-
-def in_memory(of: Family, blocks: str) -> Family:
-    """Returns the family of the same models with the names that they have in memory, which are only read.
-
-    There, the names of the blocks begin with `blocks`.
-    """
-    names: Names = of.names._replace(
-        blocks=blocks,
-        attention=("attention.q_proj.", "attention.k_proj.", "attention.v_proj."),
-        out="attention.o_proj.",
-        dense=FC,
-        gated=FC if of.names.gated == of.names.dense else (("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj."),
-    )
-    first = re.escape(f"{blocks}0.{names.attention[0]}weight")
-    return dataclasses.replace(of, marks=(*of.marks, first), names=names, is_written=False)
-
-
 def _plain_unsupported(spec: ModelSpec) -> dict[str, bool]:
-    return {"a tanh layer before a classifier": bool(spec.head.num_classes) and spec.head.pre_logits}
+    return {
+        "a head of patches": spec.head.kind == "patches",
+        "a tanh layer before a classifier": bool(spec.head.num_classes) and spec.head.pre_logits,
+    }
 
 
-def _square_only(spec: ModelSpec, model_type: str) -> dict[str, bool]:
-    """Returns what a class cannot compute whose code takes positions for those of a square grid."""
+def _square_unsupported(spec: ModelSpec, model_type: str) -> dict[str, bool]:
+    """Of a class whose code takes positions for those of a square grid."""
     height, width = spec.position.image_size
-    return {f"images of {height}x{width} pixels in a {model_type}": height != width}
+    return {
+        "a head of patches": spec.head.kind == "patches",
+        f"images of {height}x{width} pixels in a {model_type}": height != width,
+    }
 
 
 def _dinov2_unsupported(spec: ModelSpec, model_type: str) -> dict[str, bool]:
@@ -192,7 +121,7 @@ def _dinov2_unsupported(spec: ModelSpec, model_type: str) -> dict[str, bool]:
         "a classifier of the class token alone after LayerScale": classes and pooling == "token",
         "class token and mean without a classifier": not classes and pooling == "token_gap",
         f"layer_scale 0 in a {model_type}": not spec.block.layer_scale,
-    } | _square_only(spec, model_type)
+    } | _square_unsupported(spec, model_type)
 
 
 def _dinov2_keys(model: Model) -> dict[str, Any]:
@@ -215,78 +144,118 @@ def _dinov2_keys(model: Model) -> dict[str, Any]:
     return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
 
 
-def _dinov2(model_type: str, names: Names, marks: Sequence[str], classes: Sequence[str], **facts: Any) -> Family:
-    return family(
-        model_type,
-        names,
-        marks=(f"{names.blocks}0.{names.norms[0]}weight", *marks),
-        classes=classes,
-        prefix=f"{model_type}.",
-        unsupported=functools.partial(_dinov2_unsupported, model_type=model_type),
-        norm_epsilon=1e-6,
-        classified="token_gap",
-        keys=_dinov2_keys,
-        own_keys=frozenset({"use_swiglu_ffn"}),
-        read_own_keys=lambda content: {"activation": "swiglu"} if content.get("use_swiglu_ffn") is True else {},
-        zeros=lambda spec: {"embeddings.mask_token": (1, spec.width)},  # only the training of these classes uses it
-        **facts,
-    )
-
-
-VIT = family(
-    "vit",
-    VIT_NAMES,
-    marks=(),
+VIT = Family(
+    name="vit",
+    spec=ModelSpec,
+    marks=(r"embeddings\.patch_embeddings\.projection\.weight",),
+    prefixes=r"(?!text_model\.).*",
+    classifiers=(*CLASSIFIERS[False].values(), *CLASSIFIERS[True].values()),
+    ignored=r"embeddings\.mask_token|.*\.position_ids|text_model\..*|logit_(scale|bias)",
+    ignored_beside_classifier=r"pooler\.dense\.(weight|bias)",
+    names=VIT_NAMES,
+    fields=functools.partial(infer_fields, classified="token"),
+    untold=("num_heads", "norm_epsilon", "activation"),
+    defaults={"norm_epsilon": 1e-12, "activation": "gelu"},
+    table=parameter_table,
     requires=PLAIN | {"pooling": ("token",), "registers": (0,)},
-    classes=("ViTModel", "ViTForImageClassification"),
-    prefix="vit.",
     unsupported=_plain_unsupported,
-    norm_epsilon=1e-12,
+    # In a file the class token has a position, which may be zero.
+    position_rows=lambda spec: spec.class_rows if spec.position.rows == "patches" else spec.position_rows,
+    prefix="vit.",
+    bare_prefix="",
+    resample="bicubic_no_antialias",  # older versions of some classes added 0.1 patch to the new grid
+    config=functools.partial(
+        transformers_config.describe, model_type="vit", classes=("ViTModel", "ViTForImageClassification")
+    ),
 )
-DEIT = family(
-    "deit",
-    DEIT_NAMES,
-    marks=(DEIT_NAMES.registers,),
+DEIT = dataclasses.replace(
+    VIT,
+    name="deit",
+    marks=(*VIT.marks, r"embeddings\.distillation_token"),
+    names=DEIT_NAMES,
     requires=PLAIN
     | {"pooling": ("token",), "registers": (1,), "position_rows": ("all",), "distilled_head": (False, True)},
-    classes=("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
     prefix="deit.",
-    unsupported=_plain_unsupported,
-    norm_epsilon=1e-12,
+    config=functools.partial(
+        transformers_config.describe,
+        model_type="deit",
+        classes=("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+    ),
 )
-DINOV2 = _dinov2(
-    "dinov2",
-    DINOV2_NAMES,
-    marks=(),
+DINOV2 = dataclasses.replace(
+    VIT,
+    name="dinov2",
+    marks=(*VIT.marks, r"encoder\.layer\.0\.norm1\.weight"),
+    names=DINOV2_NAMES,
+    fields=functools.partial(infer_fields, classified="token_gap"),
+    defaults={"norm_epsilon": 1e-6, "activation": "gelu"},
+    own_keys=frozenset({"use_swiglu_ffn"}),
+    read_own_keys=lambda content: {"activation": "swiglu"} if content.get("use_swiglu_ffn") is True else {},
     requires=ALL | {"pooling": ("token", "token_gap"), "registers": (0,), "pre_logits": (False,)},
-    classes=("Dinov2Model", "Dinov2ForImageClassification"),
+    unsupported=functools.partial(_dinov2_unsupported, model_type="dinov2"),
+    zeros=lambda spec: {"embeddings.mask_token": (1, spec.width)},  # only the training of these classes uses it
+    prefix="dinov2.",
+    config=functools.partial(
+        transformers_config.describe,
+        model_type="dinov2",
+        classes=("Dinov2Model", "Dinov2ForImageClassification"),
+        own_keys=_dinov2_keys,
+    ),
 )
-DINOV2_WITH_REGISTERS = _dinov2(
-    "dinov2_with_registers",
-    DINOV2_WITH_REGISTERS_NAMES,
-    marks=(DINOV2_WITH_REGISTERS_NAMES.registers,),
+DINOV2_WITH_REGISTERS = dataclasses.replace(
+    DINOV2,
+    name="dinov2_with_registers",
+    marks=(*DINOV2.marks, r"embeddings\.register_tokens"),
+    names=DINOV2_WITH_REGISTERS_NAMES,
     requires=ALL | {"pooling": ("token", "token_gap"), "position_rows": ("class", "patches"), "pre_logits": (False,)},
-    classes=("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
+    unsupported=functools.partial(_dinov2_unsupported, model_type="dinov2_with_registers"),
+    prefix="dinov2_with_registers.",
     resample="bicubic",
+    config=functools.partial(
+        transformers_config.describe,
+        model_type="dinov2_with_registers",
+        classes=("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
+        own_keys=_dinov2_keys,
+    ),
 )
-SIGLIP = family(
-    "siglip_vision_model",
-    SIGLIP_NAMES,
-    marks=(),
+SIGLIP = dataclasses.replace(
+    VIT,
+    name="siglip_vision_model",
+    marks=(r"embeddings\.patch_embedding\.weight",),
+    names=SIGLIP_NAMES,
+    defaults={"norm_epsilon": 1e-6, "activation": "gelu_tanh"},
     requires=PLAIN | {"pooling": ("map",), "registers": (0,), "pre_logits": (False,), "num_classes": (0,)},
-    classes=("SiglipVisionModel", "SiglipForImageClassification"),
+    unsupported=functools.partial(_square_unsupported, model_type="siglip_vision_model"),
     prefix="vision_model.",
     bare_prefix="vision_model.",
-    unsupported=functools.partial(_square_only, model_type="siglip_vision_model"),
-    norm_epsilon=1e-6,
-    activation="gelu_tanh",
+    config=functools.partial(
+        transformers_config.describe,
+        model_type="siglip_vision_model",
+        classes=("SiglipVisionModel", "SiglipForImageClassification"),
+    ),
 )
+
+
+def _in_memory(of: Family, blocks: str) -> Family:
+    """Returns the family of the same models with the names that they have in memory, which are only read.
+
+    There, the names of the blocks begin with `blocks`.
+    """
+    names: Names = of.names._replace(
+        blocks=blocks,
+        attention=("attention.q_proj.", "attention.k_proj.", "attention.v_proj."),
+        out="attention.o_proj.",
+        dense=FC,
+        gated=FC if of.names.gated == of.names.dense else (("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj."),
+    )
+    first = re.escape(f"{blocks}0.{names.attention[0]}weight")
+    return dataclasses.replace(of, marks=(*of.marks, first), names=names, is_written=False)
 
 
 # The families whose models have other names in memory than in their files, by the name of the family.
 IN_MEMORY = {
-    "vit": in_memory(VIT, "layers."),
-    "deit": in_memory(DEIT, "layers."),
-    "dinov2": in_memory(DINOV2, DINOV2_NAMES.blocks),
-    "dinov2_with_registers": in_memory(DINOV2_WITH_REGISTERS, DINOV2_NAMES.blocks),
+    "vit": _in_memory(VIT, "layers."),
+    "deit": _in_memory(DEIT, "layers."),
+    "dinov2": _in_memory(DINOV2, DINOV2_NAMES.blocks),
+    "dinov2_with_registers": _in_memory(DINOV2_WITH_REGISTERS, DINOV2_NAMES.blocks),
 }

@@ -123,11 +123,8 @@ def save(
 def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     path = located.path
     with archives.open_archive(path) as opened:
-        file = recognise(archives.unwrapped(opened), tuple(LAYOUTS.values()))
-        stated = model_description.read_notes(opened.notes)
-        if stated is None:
-            inferred = file.layout.is_inferred
-            stated = describe_file(file, path, given) if inferred else model_description.read_description(path)
+        file = recognise(archives.unwrapped(opened), LAYOUTS.values())
+        stated = describe_file(file, path, given)
         if located.entry:
             _check_entry(located.entry, file.layout.name, stated.fields)
         loss = given.get("loss") or located.loss or stated.loss
