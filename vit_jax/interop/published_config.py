@@ -104,8 +104,8 @@ class Keys(NamedTuple):
                 )
 
 
-def words(text: str) -> frozenset[str]:
-    """Returns the words of a text as a set of keys."""
+def split_keys(text: str) -> frozenset[str]:
+    """Returns the set of the keys that a text lists."""
     return frozenset(text.split())
 
 

@@ -31,7 +31,7 @@ from vit_jax.interop.published_config import (
     read_int,
     read_json,
     read_loss,
-    words,
+    split_keys,
     write_pipe,
 )
 from vit_jax.model import Model
@@ -59,13 +59,13 @@ FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the p
 }
 
 # Every key that timm publishes: read, without effect, or with few values.
-_SOURCE_READ = words("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names")
-_SOURCE_WITHOUT_EFFECT = words(
+_SOURCE_READ = split_keys("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names")
+_SOURCE_WITHOUT_EFFECT = split_keys(
     """url file state_dict hf_hub_id hf_hub_filename custom_load source tag architecture num_classes test_input_size
     min_input_size test_crop_pct pool_size test_pool_size first_conv classifier license description origin_url
     paper_name paper_ids notes label_descriptions num_features"""
 )
-_READ = words("architecture num_classes global_pool model_args pretrained_cfg label_descriptions vit_jax_loss")
+_READ = split_keys("architecture num_classes global_pool model_args pretrained_cfg label_descriptions vit_jax_loss")
 _SOURCE_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"label_offset": (0,)}
 
 SOURCE_KEYS = Keys("pretrained_cfg", _SOURCE_READ, _SOURCE_WITHOUT_EFFECT, _SOURCE_SUPPORTED)
@@ -73,11 +73,11 @@ SOURCE_KEYS = Keys("pretrained_cfg", _SOURCE_READ, _SOURCE_WITHOUT_EFFECT, _SOUR
 KEYS = Keys("config.json", _READ | _SOURCE_READ, _SOURCE_WITHOUT_EFFECT - _READ, _SOURCE_SUPPORTED)
 ARGUMENT_KEYS = Keys(
     "model_args",
-    words(
+    split_keys(
         """img_size dynamic_img_size strict_img_size patch_size global_pool embed_dim depth num_heads act_layer
         reg_tokens"""
     ),
-    words(
+    split_keys(
         """num_classes mlp_ratio init_values class_token no_embed_class fc_norm qk_norm weight_init fix_init
         drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate device dtype
         layers width_factor stem_chs channels zero_init_last"""

@@ -26,7 +26,7 @@ from vit_jax.interop.published_config import (
     read_int,
     read_json,
     read_loss,
-    words,
+    split_keys,
     write_pipe,
 )
 from vit_jax.model import Model
@@ -51,12 +51,12 @@ STANDARD = (0.5, 0.5, 0.5)
 # Every key that transformers publishes: read, without effect, or with few values.
 KEYS = Keys(
     "config.json",
-    words(
+    split_keys(
         """model_type hidden_size num_hidden_layers num_attention_heads intermediate_size mlp_ratio hidden_act
         layer_norm_eps image_size patch_size num_register_tokens id2label problem_type vision_config
         vit_jax_loss"""
     ),
-    words(
+    split_keys(
         """architectures transformers_version dtype torch_dtype text_config projection_dim initializer_factor
         initializer_range logit_scale_init_value hidden_dropout_prob attention_probs_dropout_prob attention_dropout
         dropout drop_path_rate layerscale_value pooler_output_size encoder_stride use_mask_token num_labels label2id
@@ -85,11 +85,11 @@ KEYS = Keys(
 )
 PROCESSOR_KEYS = Keys(
     "preprocessor_config.json",
-    words(
+    split_keys(
         """image_processor_type feature_extractor_type do_resize size resample do_center_crop crop_size rescale_factor
         do_normalize image_mean image_std"""
     ),
-    words(
+    split_keys(
         """processor_class do_convert_rgb return_tensors data_format input_data_format device disable_grouping
         default_to_square image_seq_length"""
     ),
