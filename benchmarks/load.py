@@ -43,7 +43,7 @@ def measure(kind, path):
     import vit_jax
     from vit_jax import checkpoint, interop, tree
 
-    (interop.load, checkpoint.local_weights)  # noqa: B018 (imports are not measured)
+    (interop.load, checkpoint.find_checkpoint)  # noqa: B018 (imports are not measured)
     before, start, busy = peak_memory(), time.perf_counter(), time.process_time()
     if kind == "library" and path.endswith(".safetensors"):
         arrays = safetensors.numpy.load_file(path, backend="pread")

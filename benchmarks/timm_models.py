@@ -1,7 +1,7 @@
-"""Writes `vit_jax/interop/timm/timm_models.csv`, which describes timm's architectures, from the models of timm.
+"""Writes `vit_jax/interop/timm_models.csv`, which describes timm's architectures, from the models of timm.
 
 Example:
-  ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm/timm_models.csv
+  ../torch/bin/python -m benchmarks.timm_models vit_jax/interop/timm_models.csv
 
 Runs where torch and timm are installed, which our environment does not need. The architectures are read from the file.
 All other columns are written anew. Width and depth of a hybrid are those of its Transformer.

@@ -63,7 +63,7 @@ OWNERS = {
     "google.colab": r"vit_jax\.analysis\.notebook",
     "jax._src": r"vit_jax\.distributed\.coordination",
     "orbax": r"vit_jax\.checkpoint(\..*)?",
-    "safetensors": r"vit_jax\.interop\.archives\.safetensors_files",
+    "safetensors": r"vit_jax\.interop\.archives",
     "tensorboardX": r"vit_jax\.monitoring\.events",
     "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|pack|interop\.download)",
     "argparse": r"vit_jax\.(cli|convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
@@ -80,7 +80,7 @@ OWNERS = {
 # What is imported by a string: `vit_jax.train`, a library that may be absent, a recipe by its path.
 IMPORTED_BY_STRING = {
     ("vit_jax", "importlib.import_module"),
-    ("vit_jax.interop.huggingface.hub", "importlib.import_module"),
+    ("vit_jax.interop.hub", "importlib.import_module"),
     ("vit_jax.config.recipes", "importlib.util.spec_from_file_location"),
 }
 

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
     height, width = model.image_size
     print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")
-    if layout in ("google", "big_vision"):
+    if not interop.LAYOUTS[layout].states_classes:
         names = [f"the names of the {len(model.class_names):,} classes"] if model.class_names else []
         loss = [f"that its loss was the {model.loss}"] if model.field("num_classes") else []
         if lost := " and ".join([*names, *loss]):

@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from vit_jax import UserError
-from vit_jax.interop.google import augreg
+from vit_jax.interop import augreg
 from vit_jax.model import create, parameter_shapes
 
 COLUMNS = [

@@ -23,9 +23,7 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.interop import download, imagenet_classes
-from vit_jax.interop.google import catalog
-from vit_jax.interop.timm import architectures
+from vit_jax.interop import catalog, download, imagenet_classes, timm_config
 from vit_jax.model import create, parameter_shapes
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
@@ -102,7 +100,7 @@ def test_checkpoints_of_the_hub():
         assert one.address == f"hf-hub:{one.name}" and one.data in tags and one.source
         assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
         architecture = one.name.partition("/")[2].partition(".")[0]
-        named = one.layout != "timm" or "_bit" in architecture or architectures.find_architecture(architecture)
+        named = one.layout != "timm" or "_bit" in architecture or timm_config.find_architecture(architecture)
         assert named and create(one.model, resolution=one.resolution).name == one.model
         assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
         assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)

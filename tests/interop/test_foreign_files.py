@@ -17,9 +17,8 @@ from tests.conftest import ROOT
 from tests.interop.test_safetensors import save_without_notes, small
 from tests.interop.test_torch_layouts import random_params
 from vit_jax import UserError, tree
-from vit_jax.interop import mapping
+from vit_jax.interop import layout, timm_config
 from vit_jax.interop.archives import open_archive
-from vit_jax.interop.timm import architectures, timm_config
 from vit_jax.model import create
 
 # As timm's `test_vit`, but of another depth, which the heads do not depend on.
@@ -133,7 +132,7 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
 def test_a_configuration_of_a_bit_is_read(tmp_path):
     """It has none of the fields of a ViT."""
     model = create("BiT-R50x1", resolution=32, num_classes=3)
-    text = timm_config.describing_files("x", model)["config.json"]
+    text = timm_config.describe_bit("x", model)["config.json"]
     small_one = create("BiT", stages=(1, 1), width=32, resolution=32, num_classes=3)
     save_without_notes(tmp_path / "model.safetensors", small_one, tree.unflatten(random_params(small_one)))
     (tmp_path / "config.json").write_text(text)
@@ -154,8 +153,8 @@ def test_a_configuration_of_a_bit_is_read(tmp_path):
 )
 def test_what_is_written_for_timm_has_the_name_of_its_sizes(name, fields, architecture):
     model = create(name, **fields)
-    assert architectures.nearest_name(model) == architecture
-    stated = json.loads(timm_config.describing_files("x", model)["config.json"])
+    assert timm_config.nearest_name(model) == architecture
+    stated = json.loads(timm_config.describe_vit("x", model)["config.json"])
     assert stated["architecture"] == architecture and stated["model_args"]["embed_dim"] == model.field("width")
 
 
@@ -173,7 +172,7 @@ def test_a_file_has_the_permissions_of_the_others(tmp_path):
 
 def test_threads_read_the_arrays_that_they_ask_for(monkeypatch):
     """Many threads that often interrupt one another: from Python 3.12 on, they may not share a ZipFile."""
-    monkeypatch.setattr(mapping, "READ_THREADS", 8)
+    monkeypatch.setattr(layout, "READ_THREADS", 8)
     before = sys.getswitchinterval()
     path = ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz"
     _, expected = vit_jax.load(path)

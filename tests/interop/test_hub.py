@@ -11,7 +11,7 @@ import pytest
 
 import vit_jax
 from vit_jax import UserError
-from vit_jax.interop.huggingface import hub
+from vit_jax.interop import hub
 from vit_jax.model import create, parameter_shapes
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

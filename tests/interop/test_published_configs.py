@@ -10,10 +10,8 @@ import pytest
 import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data
-from vit_jax.interop import archives
-from vit_jax.interop.huggingface import huggingface_config
-from vit_jax.interop.pytorch import pipes, stated_keys
-from vit_jax.interop.timm import architectures, timm_config
+from vit_jax.interop import LAYOUTS, archives, published_config, timm_config, transformers_config
+from vit_jax.interop.timm_vit import FAMILY as VISION_TRANSFORMER
 from vit_jax.model import create, parameter_shapes
 
 # As timm's hub states it for a ViT-B/16 of AugReg, with labels.
@@ -38,8 +36,16 @@ def timm(**changed):
     return TIMM | {"pretrained_cfg": TIMM["pretrained_cfg"] | changed}
 
 
+def read_timm(content):
+    return timm_config.read_config(content, VISION_TRANSFORMER)
+
+
+def read_transformers(content, preprocessor):
+    return transformers_config.read_config(content, preprocessor, LAYOUTS["huggingface"].families)
+
+
 def test_timm_states_heads_preprocessing_and_names():
-    stated = timm_config.read_config(TIMM)
+    stated = read_timm(TIMM)
     assert stated.fields == {
         "num_heads": 12,
         "activation": "gelu",
@@ -50,12 +56,15 @@ def test_timm_states_heads_preprocessing_and_names():
     }
     assert stated.preprocess == "torch_resize(248,'bicubic')|torch_center_crop(224)|value_range(-1,1)"
     assert (stated.resolution, stated.class_names) == ((224, 224), ["cat", "dog"])
-    assert timm_config.read_config(TIMM | {"label_descriptions": {"n01": "cat"}}).class_names == ["n01", "n02"]
-    assert timm_config.read_config({"architecture": "vit_so400m_patch14_siglip_384"}).fields["num_heads"] == 16
-    assert timm_config.read_config({"architecture": "vit_giant_patch14_dinov2.lvd"}).fields["activation"] == "swiglu"
-    assert "num_heads" not in timm_config.read_config({"architecture": "vit_of_tomorrow"}).fields
+    assert read_timm(TIMM | {"label_descriptions": {"n01": "cat"}}).class_names == [
+        "n01",
+        "n02",
+    ]
+    assert read_timm({"architecture": "vit_so400m_patch14_siglip_384"}).fields["num_heads"] == 16
+    assert read_timm({"architecture": "vit_giant_patch14_dinov2.lvd"}).fields["activation"] == "swiglu"
+    assert "num_heads" not in read_timm({"architecture": "vit_of_tomorrow"}).fields
     args = {"num_heads": 3, "act_layer": "gelu_tanh"}
-    fields = timm_config.read_config(TIMM | {"model_args": args}).fields
+    fields = read_timm(TIMM | {"model_args": args}).fields
     assert (fields["num_heads"], fields["activation"]) == (3, "gelu_tanh")
 
 
@@ -71,7 +80,7 @@ def test_timm_states_heads_preprocessing_and_names():
 )
 def test_crops_of_timm(changed, pipe):
     wanted = pipe and f"{pipe}|value_range(-1,1)"
-    assert timm_config.read_config(timm(**changed)).preprocess == wanted
+    assert read_timm(timm(**changed)).preprocess == wanted
 
 
 VIT = {"model_type": "vit", "id2label": {"0": "cat", "1": "dog"}, "image_size": 384, "layer_norm_eps": 1e-3}
@@ -106,16 +115,16 @@ VIT = {"model_type": "vit", "id2label": {"0": "cat", "1": "dog"}, "image_size": 
     ],
 )
 def test_transformers_states_preprocessing(preprocessor, pipe, mean):
-    stated = huggingface_config.read_config(VIT, preprocessor)
+    stated = read_transformers(VIT, preprocessor)
     assert stated.preprocess == (pipe and f"{pipe}|value_range(-1,1)")
     assert stated.fields["image_mean"] == (mean,) * 3 and stated.class_names == ["cat", "dog"]
     assert (stated.fields["norm_epsilon"], stated.fields["num_heads"]) == (1e-3, 12)
 
 
 def test_defaults_of_transformers():
-    stated = huggingface_config.read_config({"vision_config": {}, "model_type": "siglip"}, {})
+    stated = read_transformers({"vision_config": {}, "model_type": "siglip"}, {})
     assert stated.fields == {"num_heads": 12, "norm_epsilon": 1e-6, "activation": "gelu_tanh"}
-    assert huggingface_config.read_config({"model_type": "vit"}, {}).fields["norm_epsilon"] == 1e-12
+    assert read_transformers({"model_type": "vit"}, {}).fields["norm_epsilon"] == 1e-12
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,7 @@ def test_defaults_of_transformers():
 )
 def test_values_that_a_configuration_must_not_have(content, words):
     with pytest.raises(UserError, match=words):
-        huggingface_config.read_config(content, {})
+        read_transformers(content, {})
 
 
 @pytest.mark.parametrize("layout", ["timm", "huggingface"])
@@ -160,7 +169,7 @@ def test_another_range_of_values_becomes_mean_and_deviation(tmp_path):
     # The model takes pixel p in [0, 1] to p as if from [-1, 1]: ((p + 1) / 2 - 0.5) / 0.5 = p.
     assert (cfg["mean"], cfg["std"]) == ([0.0] * 3, [1.0] * 3)
     other = create(model.name, **model.fields | {"image_mean": (0.1, 0.2, 0.3)})
-    assert pipes.preparation_of(other)[1:] == ([0.1, 0.2, 0.3], [0.5] * 3)
+    assert published_config.preparation_of(other)[1:] == ([0.1, 0.2, 0.3], [0.5] * 3)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "softmax"])
@@ -229,14 +238,14 @@ def test_a_stated_pipe_decides_the_resolution(tmp_path, capsys):
     ],
 )
 def test_sizes_of_a_pipe_are_scaled_in_proportion(pipe, size, scaled):
-    assert pipes.scale_pipe(pipe, (224, 224), size) == f"{scaled}value_range(-1,1)"
+    assert published_config.scale_pipe(pipe, (224, 224), size) == f"{scaled}value_range(-1,1)"
 
 
 def test_what_no_library_states_is_refused(tmp_path):
     model, params = small()
     for pipe in ("resize(", "resize", "f.resize(16)|value_range(-1,1)", "resize(open)|value_range(-1,1)"):
         with pytest.raises(UserError, match="the layouts timm and huggingface cannot store the preprocessing"):
-            pipes.read_pipe(pipe)
+            published_config.read_pipe(pipe)
     model = dataclasses.replace(model, preprocess="resize(16)|flip_lr|value_range(-1,1)")
     for layout in ("timm", "huggingface"):
         with pytest.raises(UserError, match="the layouts timm and huggingface cannot store the preprocessing"):
@@ -270,27 +279,27 @@ def test_the_table_of_keys_is_that_of_the_code():
     args = Recorded(img_size=224, patch_size=[16, 16], act_layer="gelu", num_heads=3)
     content = Recorded(TIMM | {"pretrained_cfg": source, "model_args": args})
     del content["label_names"]
-    timm_config.read_config(content)
-    asked = [(stated_keys.TIMM, content), (stated_keys.TIMM_SOURCE, source), (stated_keys.TIMM_ARGUMENTS, args)]
+    read_timm(content)
+    asked = [(timm_config.KEYS, content), (timm_config.SOURCE_KEYS, source), (timm_config.ARGUMENT_KEYS, args)]
     labels, vision = Recorded(id2label={"0": "a"}, model_type="siglip"), Recorded(patch_size=16, image_size=224)
     labels["vision_config"] = vision
     processor = Recorded(size={"shortest_edge": 8}, do_center_crop=True)
-    huggingface_config.read_config(labels, processor)
+    read_transformers(labels, processor)
     plain = Recorded(VIT | {"patch_size": 16, "mlp_ratio": 4})
-    huggingface_config.read_config(plain, {})
+    read_transformers(plain, {})
     plain.asked |= labels.asked
-    asked += [(stated_keys.TRANSFORMERS, plain), (stated_keys.TRANSFORMERS_PROCESSOR, processor)]
-    flat = stated_keys.TIMM_SOURCE.read  # of older files
+    asked += [(transformers_config.KEYS, plain), (transformers_config.PROCESSOR_KEYS, processor)]
+    flat = timm_config.SOURCE_KEYS.read  # of older files
     for keys, content in asked:
         assert content.asked - {"model_args", "pretrained_cfg"} <= keys.read, keys.file
-        assert keys.read - content.asked <= (flat if keys is stated_keys.TIMM else set()), keys.file
+        assert keys.read - content.asked <= (flat if keys is timm_config.KEYS else set()), keys.file
         rules = [*keys.read, *keys.without_effect, *keys.supported]
         assert len(rules) == len(set(rules)), keys.file
 
 
 def test_older_files_of_timm_state_the_same():
     flat = {key: value for key, value in TIMM.items() if key != "pretrained_cfg"} | TIMM["pretrained_cfg"]
-    assert timm_config.read_config(timm(crop_pct=0.9)) == timm_config.read_config(flat)
+    assert read_timm(timm(crop_pct=0.9)) == read_timm(flat)
 
 
 @pytest.mark.parametrize(
@@ -321,11 +330,11 @@ def test_older_files_of_timm_state_the_same():
 def test_what_is_stated_is_not_passed_over(file, key, value, words):
     stated = {key: value}
     cases = {
-        "model_args": lambda: timm_config.read_config(TIMM | {"model_args": stated}),
-        "pretrained_cfg": lambda: timm_config.read_config(timm(**stated)),
-        "timm": lambda: timm_config.read_config(TIMM | stated),
-        "transformers": lambda: huggingface_config.read_config(VIT | stated, {}),
-        "preprocessor": lambda: huggingface_config.read_config(VIT, {"size": 8} | stated),
+        "model_args": lambda: read_timm(TIMM | {"model_args": stated}),
+        "pretrained_cfg": lambda: read_timm(timm(**stated)),
+        "timm": lambda: read_timm(TIMM | stated),
+        "transformers": lambda: read_transformers(VIT | stated, {}),
+        "preprocessor": lambda: read_transformers(VIT, {"size": 8} | stated),
     }
     with pytest.raises(UserError, match=words):
         cases[file]()
@@ -335,10 +344,10 @@ def test_what_is_stated_is_not_passed_over(file, key, value, words):
 def test_the_size_of_the_positions_is_that_of_the_model_args(any_size):
     """2x8 patches are as many as 4x4. Images are of another size only if the model takes any."""
     args = {"img_size": [32, 128], "patch_size": 16, **any_size}
-    stated = timm_config.read_config(TIMM | {"model_args": args})
+    stated = read_timm(TIMM | {"model_args": args})
     assert stated.resolution == (32, 128)
     assert ("torch_center_crop(224)" in (stated.preprocess or "")) == bool(any_size)
-    assert timm_config.read_config(TIMM | {"model_args": {"img_size": 64}}).resolution == (64, 64)
+    assert read_timm(TIMM | {"model_args": {"img_size": 64}}).resolution == (64, 64)
 
 
 HYBRID = {"stem": "resnet", "stages": (), "stem_epsilons": "timm"}
@@ -382,7 +391,7 @@ def test_a_second_head_is_that_of_a_class_of_the_library(layout, key, stated, tm
 
 def test_a_distilled_model_has_the_nearest_architecture_of_timm():
     model = create("ViT-B/16", activation="gelu", registers=1, distilled_head=True, resolution=400)
-    assert architectures.nearest_name(model) == "deit_base_distilled_patch16_384"
+    assert timm_config.nearest_name(model) == "deit_base_distilled_patch16_384"
 
 
 @pytest.mark.parametrize(

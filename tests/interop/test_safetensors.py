@@ -23,7 +23,6 @@ from tests.interop.test_hostile_files import CUTS, JSON, PROFILE, outcome
 from vit_jax import UserError, convert, interop
 from vit_jax.evals import loaded_model
 from vit_jax.interop import archives, locate
-from vit_jax.interop.archives import safetensors_files
 from vit_jax.model import create, parameter_shapes
 
 SMALL = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 16, "num_classes": 5}
@@ -100,7 +99,7 @@ def write_shards(folder, index=None, layout="huggingface"):
             arrays = {name: np.empty(archive[name].shape, np.float32) for name in names}
             for name, array in arrays.items():
                 archive.read_array(name, array)
-            safetensors_files.write_archive(folder / shard, arrays, "float32")
+            archives.write_archive(folder / shard, folder / shard, arrays, "float32")
             shard_of |= dict.fromkeys(names, shard)
     (folder / "whole.safetensors").unlink()
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": (index or (lambda same: same))(shard_of)})
@@ -236,7 +235,7 @@ def test_hundreds_of_changed_files_are_loaded_cleanly_or_refused(kind, tmp_path)
 
 def test_bfloat16_is_read_exactly(tmp_path):
     values = np.array([1.5, -2.25, 3e38], ml_dtypes.bfloat16)
-    safetensors_files.write_archive(tmp_path / "x.safetensors", {"a": values}, "bfloat16")
+    archives.write_archive(tmp_path / "x.safetensors", tmp_path / "x.safetensors", {"a": values}, "bfloat16")
     with archives.open_archive(tmp_path / "x.safetensors") as archive:
         read = np.empty(3, np.float32)
         archive.read_array("a", read)
@@ -320,6 +319,9 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
     save_without_notes(tmp_path / "y.safetensors", *small(), layout="huggingface")
     with pytest.raises(UserError, match="without it, give num_heads= norm_epsilon= activation="):
         vit_jax.load(tmp_path / "y.safetensors")
+    found, back = vit_jax.load(tmp_path / "y.safetensors", num_heads=heads, norm_epsilon=1e-6, activation="gelu")
+    assert found.spec == small()[0].spec
+    chex.assert_trees_all_equal(back, small()[1])
     with pytest.raises(UserError, match=r"the google layout is written into \.npz files"):
         vit_jax.save(tmp_path / "z.safetensors", *small(), layout="google")
     with pytest.raises(UserError, match=r"give a local path that ends in \.npz or \.safetensors, or a folder"):

@@ -1,6 +1,7 @@
 """timm's and Hugging Face's layouts: the logits of their own code, the arrays of the file again, and clear refusals."""
 
 import contextlib
+import dataclasses
 import re
 import shutil
 
@@ -13,12 +14,10 @@ import vit_jax
 from tests.conftest import ROOT
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
-from vit_jax.interop.archives import Archive, open_archive
-from vit_jax.interop.archives.archive import Header
-from vit_jax.interop.google import google_layout
-from vit_jax.interop.huggingface import huggingface_layout
-from vit_jax.interop.timm import timm_layout
-from vit_jax.interop.torch_files import TIMM, TIMM_TABLES
+from vit_jax.interop import LAYOUTS
+from vit_jax.interop.archives import Archive, Header, open_archive
+from vit_jax.interop.layout import read_file, recognise, required_defaults, write_file
+from vit_jax.interop.timm_vit import FAMILY, STATED
 from vit_jax.model import create, parameter_shapes
 
 DISTILLED = ("timm_deit_distilled", "hf_deit_distilled")  # of tests/fixtures/parity/make_distilled.py
@@ -71,18 +70,31 @@ def random_params(model):
     return {name: generator.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes_of(model).items()}
 
 
+def opened(arrays):
+    """Arrays as a file, recognised."""
+    return recognise(Arrays(arrays), LAYOUTS.values())
+
+
+def infer(arrays, size=None):
+    file = opened(arrays)
+    return file.family.fields(file.arrays, file.family.names, size, None)
+
+
 def read(arrays, **config):
-    """The model and the parameters of arrays by either layout."""
-    archive, config = Arrays(arrays), CONFIG | config
-    form = huggingface_layout.detect_form(archive)
-    assert bool(form) != timm_layout.detect_layout(archive)
-    if form:
-        fields = huggingface_layout.infer_fields(archive, form) | config
-        model = create(models.model_name(fields), **fields)
-        return model, huggingface_layout.read_layout(archive, form, model.spec, shapes_of(model))
-    fields = {"num_heads": config["num_heads"]} | timm_layout.infer_fields(archive)
+    """The model and the parameters of arrays by either layout, of which only one accepts them."""
+    fitting = [
+        layout for layout in LAYOUTS.values() if any(one.find_prefix(arrays) is not None for one in layout.families)
+    ]
+    file = opened(arrays)
+    assert fitting == [file.layout, LAYOUTS["ours"]]
+    untold = {name: CONFIG[name] for name in file.family.untold}
+    fields = infer(arrays) | untold | config
     model = create(models.model_name(fields), **fields)
-    return model, timm_layout.read_layout(archive, model.spec, shapes_of(model))
+    return model, read_file(file, model.spec, shapes_of(model))
+
+
+def write(layout, params, spec):
+    return write_file(LAYOUTS[layout], params, spec)
 
 
 def outputs_of(model, params, images):
@@ -117,11 +129,11 @@ def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
 def test_a_distilled_model_passes_between_the_layouts():
     model, params = read(arrays_of("timm_deit_distilled"))
     assert (model.field("registers"), model.field("distilled_head")) == (1, True)
-    arrays = huggingface_layout.to_layout(params, model.spec)
+    arrays = write("huggingface", params, model.spec)
     assert arrays.keys() == arrays_of("hf_deit_distilled").keys()
     other, again = read(arrays)
     assert other.spec == model.spec
-    assert_same_arrays(timm_layout.to_layout(again, other.spec), arrays_of("timm_deit_distilled"))
+    assert_same_arrays(write("timm", again, other.spec), arrays_of("timm_deit_distilled"))
 
 
 @pytest.mark.parametrize("name", IN_MEMORY)
@@ -142,14 +154,31 @@ def test_dinov2_with_registers_passes_between_the_layouts():
     model, params = read(arrays_of("timm_dinov2_registers"))
     headless = {name: array for name, array in params.items() if not name.startswith("head/")}
     bare = create(model.name, **model.fields | {"num_classes": 0})
-    arrays = huggingface_layout.to_layout(headless, bare.spec)
+    arrays = write("huggingface", headless, bare.spec)
     assert arrays["embeddings.position_embeddings"].shape == (1, 17, 24)
     other, again = read(arrays)
     assert other.field("position_rows") == "class" and other.field("registers") == 4
     again["position"][0] = 0.5
-    back = timm_layout.to_layout(again, other.spec)
+    back = write("timm", again, other.spec)
     np.testing.assert_array_equal(back["cls_token"][0, 0], params["cls"] + 0.5)
-    assert_same_arrays({**back, "cls_token": params["cls"][None, None]}, timm_layout.to_layout(headless, bare.spec))
+    assert_same_arrays({**back, "cls_token": params["cls"][None, None]}, write("timm", headless, bare.spec))
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields"),
+    [("timm", {"registers": 4, "position_rows": "class"}), ("huggingface", {"position_rows": "patches"})],
+)
+def test_a_file_that_describes_its_model_may_have_other_rows_of_positions(layout, fields, tmp_path):
+    """timm adds the class token's position to the token, and transformers has one in any case."""
+    shape = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "num_classes": 5}
+    model = create("ViT/8", activation="gelu", **shape, **fields)
+    params = tree.unflatten(random_params(model))
+    vit_jax.save(tmp_path / "x.safetensors", model, params, layout=layout)
+    again, back = vit_jax.load(tmp_path / "x.safetensors")
+    assert again.spec == model.spec
+    images = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    expected, found = (outputs_of(model, each, images)["logits"] for each in (params, back))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_older_names_are_read():
@@ -229,8 +258,8 @@ def test_families_are_recognised_by_what_is_written(family):
     shape = {"width": 24, "depth": 2, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "activation": "gelu"}
     model = create("ViT/8", **shape | WRITTEN[family])
     params = random_params(model)
-    arrays = huggingface_layout.to_layout(params, model.spec)
-    assert huggingface_layout.detect_form(arrays).family == family
+    arrays = write("huggingface", params, model.spec)
+    assert opened(arrays).family.name == family
     given = {"layer_scale": 1.0} if "layer_scale" in WRITTEN[family] else {}
     found_model, found = read(arrays, activation=model.field("activation"), **given)
     assert found_model.spec == model.spec
@@ -240,7 +269,7 @@ def test_families_are_recognised_by_what_is_written(family):
 def test_several_parameters_are_consecutive_rows_of_one_array():
     model = create("ViT/8", width=24, depth=1, mlp_dim=48, num_heads=3, resolution=32, pooling="map", num_classes=0)
     params = random_params(model)
-    timm, theirs = timm_layout.to_layout(params, model.spec), huggingface_layout.to_layout(params, model.spec)
+    timm, theirs = write("timm", params, model.spec), write("huggingface", params, model.spec)
     kernels = [params[f"map_head/attention/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")]
     np.testing.assert_array_equal(timm["attn_pool.kv.weight"], np.concatenate(kernels[1:]))
     np.testing.assert_array_equal(theirs["vision_model.head.attention.in_proj_weight"], np.concatenate(kernels))
@@ -256,8 +285,8 @@ def test_swiglu_is_the_gate_and_then_the_linear_half():
     params = random_params(model)
     kernel = params["encoder/blocks/mlp/dense1_gated/kernel"][0]
     rows = np.concatenate([kernel[:, 0].T, kernel[:, 1].T])
-    np.testing.assert_array_equal(timm_layout.to_layout(params, model.spec)["blocks.0.mlp.fc1.weight"], rows)
-    theirs = huggingface_layout.to_layout(params, model.spec)
+    np.testing.assert_array_equal(write("timm", params, model.spec)["blocks.0.mlp.fc1.weight"], rows)
+    theirs = write("huggingface", params, model.spec)
     np.testing.assert_array_equal(theirs["encoder.layer.0.mlp.weights_in.weight"], rows)
 
 
@@ -332,19 +361,16 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
 )
 def test_what_a_layout_cannot_hold_is_refused(layout, fields, sentence):
     spec = create("ViT-mu/8", resolution=32, **fields).spec
-    tables = {"google": google_layout.GOOGLE, "big_vision": google_layout.BIG_VISION}
     with pytest.raises(UserError) as error:
-        if layout in tables:
-            google_layout.to_layout({}, spec, tables[layout])
-        else:
-            {"timm": timm_layout, "huggingface": huggingface_layout}[layout].to_layout({}, spec)
+        write(layout, {}, spec)
     assert sentence in str(error.value)
 
 
-def test_a_field_that_timm_does_not_know_is_refused(monkeypatch):
-    monkeypatch.setattr(timm_layout, "STATED", set(timm_layout.STATED) - {"qk_norm"})
+def test_a_field_that_timm_does_not_know_is_refused():
+    family = dataclasses.replace(FAMILY, requires=required_defaults(set(STATED) - {"qk_norm"}))
+    layout = dataclasses.replace(LAYOUTS["timm"], families=(family,))
     with pytest.raises(UserError, match="the timm layout does not support qk_norm True; use --layout=ours"):
-        timm_layout.to_layout({}, create("ViT-mu/8", resolution=32, qk_norm=True).spec)
+        write_file(layout, {}, create("ViT-mu/8", resolution=32, qk_norm=True).spec)
 
 
 @pytest.mark.slow
@@ -357,9 +383,9 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
     arrays = {name.removeprefix("w/"): stored[name] for name in stored if name.startswith("w/")}
     query, value = (arrays.pop(f"blocks.0.attn.{part}_bias") for part in "qv")
     arrays["blocks.0.attn.qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
-    fields = timm_layout.infer_fields(Arrays(arrays), (28, 42))
+    fields = infer(arrays, (28, 42))
     model = create("ViT/14", **fields | {"num_heads": 3, "rotary": "axial", "rotary_grid": 16})
-    params = timm_layout.read_layout(Arrays(arrays), model.spec, shapes_of(model))
+    params = read_file(opened(arrays), model.spec, shapes_of(model))
     logits = outputs_of(model, tree.unflatten(params), stored["images"])["logits"]
     assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
 
@@ -368,12 +394,7 @@ def test_rotary_positions_and_swiglu_are_those_of_eva02():
 def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
     """Each array in turn without its first dimension, without any, and with no elements; or it does not matter."""
     arrays = arrays_of(name)
-    form = huggingface_layout.detect_form(arrays)
     for key, array in arrays.items():
         for wrong in (array[0], np.float32(0).reshape(()), array[:0]):
-            archive = Arrays(arrays | {key: wrong})
             with contextlib.suppress(UserError):
-                if form:
-                    huggingface_layout.infer_fields(archive, form)
-                else:
-                    TIMM_TABLES[TIMM.detect(archive)].infer_fields(archive)
+                infer(arrays | {key: wrong})

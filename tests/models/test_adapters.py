@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 from tests.test_program import batches, build
 from vit_jax import UserError, interop, tree
 from vit_jax.config import check_config
-from vit_jax.interop import mapping
-from vit_jax.interop.huggingface import huggingface_layout
+from vit_jax.interop.layout import file_views
+from vit_jax.interop.transformers_families import IN_MEMORY, VIT, parameter_table
 from vit_jax.model import create
 from vit_jax.models import is_head
 from vit_jax.models.adapters import add_adapters, is_adapter, merge_adapters
@@ -73,11 +73,13 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
     assert (described["peft_type"], described["r"], described["lora_alpha"]) == ("LORA", RANK, ALPHA)
     assert len(described["target_modules"]) == count and described["modules_to_save"] == ["classifier"]
     file = load_file(tmp_path / "adapter_model.safetensors")
-    form = huggingface_layout.choose_form(model.spec)._replace(in_memory=True)
-    table = huggingface_layout.parameter_table(model.spec, form)
+    table = parameter_table(model.spec, IN_MEMORY["vit"].names)
     theirs, merged = (
-        mapping.file_views(table, jax.tree.map(np.asarray, tree.flatten(each)), prefix="")
-        for each in (params, merge_adapters(with_adapters))
+        {VIT.name_in_file(name, "vit."): array for name, array in arrays.items()}
+        for arrays in (
+            file_views(table, jax.tree.map(np.asarray, tree.flatten(each)))
+            for each in (params, merge_adapters(with_adapters))
+        )
     )
     for module in described["target_modules"]:
         a, b = (file[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
@@ -174,9 +176,7 @@ def test_adapters_of_some_layers_by_the_names_of_files_for_other_classes(tmp_pat
     expected = written(tmp_path / "adapter", model, params, with_adapters)
     folder, random = tmp_path / "adapter", np.random.default_rng(1)
     path = folder / "adapter_model.safetensors"
-    form = huggingface_layout.choose_form(model.spec)
-    memory, files = (each.names for each in (form._replace(in_memory=True), form))
-    old, new = (f"{names.blocks}1.{names.attention[0]}" for names in (memory, files))
+    old, new = (f"{names.blocks}1.{names.attention[0]}" for names in (IN_MEMORY["vit"].names, VIT.names))
     renamed = {name.replace(old, new): array for name, array in load_file(path).items() if old in name}
     assert len(renamed) == 2 and old != new
     head = {"weight": random.normal(size=(3, 32)).astype(np.float32), "bias": np.arange(3, dtype=np.float32)}

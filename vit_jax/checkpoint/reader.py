@@ -20,9 +20,6 @@ from vit_jax.checkpoint.integrity import (
 )
 from vit_jax.storage import expand_home, filesystem
 
-SAFETENSORS = ".safetensors"
-INDEX = f"{SAFETENSORS}.index.json"
-
 
 def find_checkpoint(workdir: Path, best: bool = False) -> Path | None:
     """Returns the folder of the newest (or best) finished checkpoint of a local workdir; None: there is none.
@@ -58,45 +55,15 @@ def local_workdir(workdir: str | Path, best: bool = False) -> Path:
     return _copy_workdir(location, int(checkpoint.name)) if checkpoint else copy
 
 
-def local_weights(path: str | Path) -> Path:
-    """Returns a local path itself, or a local copy of the weights at a remote path.
-
-    The remote path is a file of arrays, a folder of timm or transformers, a checkpoint folder, or a workdir. Of a
-    workdir its `model.npz` is copied, or its newest checkpoint if there is no `model.npz`.
+def local_checkpoint(location: str) -> Path:
+    """Returns a local copy of a remote checkpoint folder, or of a remote workdir with its newest checkpoint.
 
     Raises:
-        UserError: the path is remote and cannot be read.
+        UserError: there is neither, or it cannot be read.
     """
-    location = str(path)
-    if not filesystem.is_remote(location):
-        return expand_home(path)
-    if location.endswith(".npz"):
-        described = f"{location.removesuffix('.npz')}.json"
-        beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []
-        return Path(filesystem.local_copy(location, *beside))
-    if location.endswith((SAFETENSORS, INDEX)):
-        folder, _, name = location.rpartition("/")
-        return _copy_published(folder, SAFETENSORS if name.endswith(INDEX) else name) / name
-    names = filesystem.list_files(location)
-    if {"model.safetensors", f"model{INDEX}"} & set(names) or (
-        "adapter_model.safetensors" in names and "model.npz" not in names
-    ):
-        return _copy_published(location, SAFETENSORS)
-    if "model.npz" in names:
-        return Path(filesystem.local_copy(filesystem.join_path(location, "model.npz"), "model.json"))
-    if FINISHED in names:
+    if FINISHED in filesystem.list_files(location):
         return Path(filesystem.local_copy_of_folder(location))
-    newest = latest_step(location)
-    return _copy_workdir(location) if newest is None else _copy_workdir(location, newest)
-
-
-def _copy_published(folder: str, ending: str) -> Path:
-    """Returns a local copy of the files in a remote folder whose names end with `ending`, and of its JSON files."""
-
-    def is_wanted(name: str) -> bool:
-        return "/" not in name and name.endswith((ending, ".json"))
-
-    return Path(filesystem.local_copy_of_folder(folder, is_wanted))
+    return _copy_workdir(location, latest_step(location))
 
 
 def _copy_workdir(workdir: str, step: int | None = None) -> Path:

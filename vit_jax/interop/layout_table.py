@@ -2,32 +2,83 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax import UserError, choose
-from vit_jax.interop import model_description, own_layout, torch_files
-from vit_jax.interop.archives import Archive
-from vit_jax.interop.google import google_files
-from vit_jax.interop.locate import MODEL_FILE
-from vit_jax.interop.pytorch import read_json
+from vit_jax.interop import (
+    google_bit,
+    google_vit,
+    model_description,
+    timm_bit,
+    timm_config,
+    timm_vit,
+    transformers_config,
+    transformers_families,
+)
+from vit_jax.interop.layout import Family, Layout
+from vit_jax.interop.model_description import MODEL_FILE
+from vit_jax.interop.published_config import read_json
 from vit_jax.storage import expand_home
 
 SUFFIXES = (".npz", ".safetensors")
 
-# In the order in which they are tried. Our own layout is the last: it accepts any file.
-LAYOUTS = {
-    "google": google_files.GOOGLE,
-    "big_vision": google_files.BIG_VISION,
-    "timm": torch_files.TIMM,
-    "huggingface": torch_files.HUGGINGFACE,
-    "ours": own_layout.OURS,
-}
-
-
-def detect_layout(archive: Archive) -> tuple[str, Any]:
-    """Returns the name of the layout of a file, and the form of the layout that the file has."""
-    forms = ((name, layout.detect(archive)) for name, layout in LAYOUTS.items())
-    return next((name, form) for name, form in forms if form is not None)
+# In the order in which they are tried.
+_ROWS = (
+    Layout(
+        name="google",
+        suffixes=(".npz",),
+        families=(google_vit.GOOGLE, google_bit.RELEASED),
+        usual_pipe=google_vit.google_pipe,
+        states_classes=False,
+    ),
+    Layout(
+        name="big_vision",
+        suffixes=(".npz",),
+        families=(
+            google_vit.BIG_VISION_SCANNED,
+            google_vit.BIG_VISION,
+            google_bit.PRE_ACTIVATION,
+            google_bit.POST_ACTIVATION,
+        ),
+        usual_pipe=google_vit.big_vision_pipe,
+        states_classes=False,
+    ),
+    Layout(
+        name="timm",
+        suffixes=(".safetensors",),
+        families=(timm_bit.FAMILY, timm_vit.FAMILY),
+        read_config=timm_config.read_folder,
+        read_name=timm_config.read_name,
+        untold_error=timm_config.untold_error,
+    ),
+    Layout(
+        name="huggingface",
+        suffixes=(".safetensors",),
+        families=(
+            transformers_families.SIGLIP,
+            transformers_families.IN_MEMORY["dinov2_with_registers"],
+            transformers_families.DINOV2_WITH_REGISTERS,
+            transformers_families.IN_MEMORY["dinov2"],
+            transformers_families.DINOV2,
+            transformers_families.IN_MEMORY["deit"],
+            transformers_families.DEIT,
+            transformers_families.IN_MEMORY["vit"],
+            transformers_families.VIT,
+        ),
+        read_config=transformers_config.read_folder,
+    ),
+    Layout(
+        name="ours",
+        suffixes=(".npz", ".safetensors"),
+        families=(
+            Family(  # any file may be ours, since the model decides the names
+                name="ours", spec=object, marks=(), table=None, config=model_description.describing_files
+            ),
+        ),
+        is_inferred=False,
+    ),
+)
+LAYOUTS = {layout.name: layout for layout in _ROWS}
 
 
 class Target(NamedTuple):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax import UserError, checkpoint, user_errors
-from vit_jax.interop.google import augreg, catalog
-from vit_jax.interop.huggingface import hub, peft
+from vit_jax.interop import augreg, catalog, hub, peft
+from vit_jax.interop.archives import INDEX, SAFETENSORS
+from vit_jax.interop.model_description import MODEL_FILE, description_file
 from vit_jax.storage import expand_home, filesystem, memo
 
-MODEL_FILE = "model.npz"  # the file of the weights in a workdir
-HUB_FILES = ("model.safetensors", "model.safetensors.index.json")  # in folders that timm or transformers wrote
+HUB_FILES = (f"model{SAFETENSORS}", f"model{INDEX}")  # in folders that timm or transformers wrote
 REMEMBERED_BYTES = 2**26  # of a file whose digest is kept: it takes long to compute
 
 
@@ -38,19 +38,56 @@ def locate_weights(path: str | Path) -> Located:
         UserError: nothing that can be loaded is there.
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
-        entry, downloaded, loss = None, None, ""
-        if hub.is_hub_name(str(path)) or not expand_home(path).exists():
-            entry = catalog.find_entry(str(path))
-            loss = entry.loss if entry else augreg.training_loss(str(path)) if augreg.is_name(str(path)) else ""
-            address = entry.address if entry else str(path)
-            is_hub = hub.is_hub_name(address)
-            downloaded = hub.download_checkpoint(address) if is_hub else catalog.download_entry(str(path))
-        local = downloaded or checkpoint.local_weights(path)
+        name, local, entry, loss = str(path), expand_home(path), None, ""
+        if name.startswith(hub.PREFIX) or not local.exists():
+            entry = catalog.find_entry(name)
+            loss = entry.loss if entry else augreg.training_loss(name) if augreg.is_name(name) else ""
+            address = entry.address if entry else name
+            if address.startswith(hub.PREFIX):
+                local = hub.download_checkpoint(address)
+            elif downloaded := catalog.download_entry(name):
+                local = downloaded
+            elif filesystem.is_remote(name):
+                local = _copy_remote(name)
         exists = local.exists()
     if not exists:
-        raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(str(path))}")
-    weights = local if local.is_file() or checkpoint.is_checkpoint(local) else _find_in_folder(local)
+        raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(name)}")
+    weights = local if local.is_file() else _find_in_folder(local)
     return Located(weights, entry, loss, peft.find_adapter(weights.parent) if weights.name == peft.WEIGHTS else None)
+
+
+def _copy_remote(location: str) -> Path:
+    """Returns a local copy of the weights at a remote path, with the files that describe them.
+
+    The path is a file of arrays, a folder of timm, transformers or PEFT, a checkpoint folder, or a workdir. Of a
+    workdir its `model.npz` is copied, or its newest checkpoint if there is no `model.npz`.
+
+    Raises:
+        UserError: the path cannot be read.
+    """
+    if location.endswith(".npz"):
+        described = f"{location.removesuffix('.npz')}.json"
+        beside = [described.rpartition("/")[2]] if filesystem.exists(described) else []
+        return Path(filesystem.local_copy(location, *beside))
+    if location.endswith((SAFETENSORS, INDEX)):
+        folder, _, name = location.rpartition("/")
+        return _copy_arrays(folder, SAFETENSORS if name.endswith(INDEX) else name) / name
+    names = filesystem.list_files(location)
+    if set(HUB_FILES) & set(names) or (peft.WEIGHTS in names and MODEL_FILE not in names):
+        return _copy_arrays(location, SAFETENSORS)
+    if MODEL_FILE in names:
+        described = description_file(Path(MODEL_FILE)).name
+        return Path(filesystem.local_copy(filesystem.join_path(location, MODEL_FILE), described))
+    return checkpoint.local_checkpoint(location)
+
+
+def _copy_arrays(folder: str, ending: str) -> Path:
+    """Returns a local copy of the files in a remote folder whose names end with `ending`, and of its JSON files."""
+
+    def is_wanted(name: str) -> bool:
+        return "/" not in name and name.endswith((ending, ".json"))
+
+    return Path(filesystem.local_copy_of_folder(folder, is_wanted))
 
 
 def locate_base(adapter: peft.Adapter) -> str:
@@ -154,11 +191,11 @@ def _parse_digest(text: str) -> bytes:
 
 def is_download_name(name: str) -> bool:
     """Returns whether a name stands for a published checkpoint or for a checkpoint on the hub."""
-    return hub.is_hub_name(name) or catalog.is_published(name)
+    return name.startswith(hub.PREFIX) or catalog.is_published(name)
 
 
 def _find_in_folder(folder: Path) -> Path:
-    """Returns the file or checkpoint with the weights in a folder.
+    """Returns the file or checkpoint with the weights in a folder, which may be a checkpoint itself.
 
     Raises:
         UserError: the folder has no weights that can be loaded.
@@ -174,6 +211,8 @@ def _find_in_folder(folder: Path) -> Path:
     single = sorted(folder.glob("*.safetensors"))
     if len(single) == 1:
         return single[0]
+    if checkpoint.is_checkpoint(folder):
+        return folder
     for name, readable in (("pytorch_model.bin", "model.safetensors"), ("adapter_model.bin", peft.WEIGHTS)):
         if (folder / name).is_file():
             raise UserError(f"contains {name}, which only PyTorch can read; save the model from PyTorch as {readable}")

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vit_jax import UserError, models, user_errors
+from vit_jax import UserError, user_errors
 from vit_jax.config import EXECUTION_FIELDS
-from vit_jax.interop import imagenet_classes
-from vit_jax.interop.pytorch import read_json, stated_kind
+from vit_jax.interop.published_config import json_text, read_json, stated_kind
 from vit_jax.json_text import to_json
 from vit_jax.model import Model, create
 
+MODEL_FILE = "model.npz"  # the file of the weights in a workdir, or in a folder of our own layout
 NOTE = "vit_jax"  # the key of the description in the header of a file
 
 
@@ -36,23 +36,6 @@ class ModelDescription:
     class_names: list | None
     loss: str
     resample: str = "linear"
-
-    @classmethod
-    def of_fields(
-        cls,
-        fields: dict[str, Any],
-        preprocess: str | None,
-        names: list[str] | None = None,
-        loss: str = "",
-        resample: str = "linear",
-    ) -> "ModelDescription":
-        """Returns the description of the model with these fields. The name of the model follows from the fields.
-
-        Without `names`, a head with as many classes as ImageNet or ImageNet-21k is assumed to have those classes.
-        """
-        known_names = names or imagenet_classes.class_names(fields["num_classes"])
-        listed = list(known_names) if known_names else None
-        return cls(models.model_name(fields), fields, preprocess, listed, loss, resample)
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -112,6 +95,11 @@ def read_description(path: Path) -> ModelDescription:
 def description_file(path: Path) -> Path:
     """Returns the path of the JSON file that describes the model of a file."""
     return path.with_suffix(".json")
+
+
+def describing_files(name: str, model: Model) -> dict[str, str]:
+    """Returns name -> content of the JSON file that describes the model, for arrays in the file `name`."""
+    return {description_file(Path(name)).name: json_text(describe_model(model))}
 
 
 def header_notes(model: Model) -> dict[str, str]:

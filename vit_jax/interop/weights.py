@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors, without_queries
-from vit_jax.interop import archives, imagenet_classes, layout_table, locate, model_description, transfer
-from vit_jax.interop.huggingface import peft
-from vit_jax.interop.pytorch import pipes, unwrapped
+from vit_jax.interop import archives, imagenet_classes, locate, model_description, peft, published_config, transfer
+from vit_jax.interop.layout import describe_file, read_file, recognise, write_file
+from vit_jax.interop.layout_table import LAYOUTS, choose_target
 from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
 
@@ -68,7 +68,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         model, params = _resize(model, params, given, resample)
         pipe = (entry and entry.preprocess) or model.preprocess
         if "preprocess" not in given and pipe and pipe.rpartition("|")[2].startswith("value_range"):
-            scaled = pipes.scale_pipe(pipe, before, model.image_size)
+            scaled = published_config.scale_pipe(pipe, before, model.image_size)
             model = dataclasses.replace(model, preprocess=scaled)
             if scaled != pipe:
                 tell(f"{model.name}: its preprocessing, {pipe}, becomes {scaled} for images of {_in_words(model)}")
@@ -101,17 +101,17 @@ def save(
             the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
-    target = layout_table.choose_target(path, layout)
-    chosen = layout_table.LAYOUTS[target.layout]
+    target = choose_target(path, layout)
+    chosen = LAYOUTS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
     if target.layout != "ours":  # which is written as it is: an .npz file needs only one array at a time
         arrays = {name: np.asarray(leaf) for name, leaf in arrays.items()}
-    arrays = chosen.write(arrays, model.spec)
+    arrays = write_file(chosen, arrays, model.spec)
     # A .safetensors file says itself what it contains: m.json may be that of an m.npz.
     is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
     is_described = target.is_folder or (target.layout == "ours" and not is_noted)
-    texts = chosen.describing_files(target.file.name, model) if is_described else {}
+    texts = chosen.choose_family(model.spec).config(target.file.name, model) if is_described else {}
     notes = model_description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.prepare(texts)
@@ -123,20 +123,18 @@ def save(
 def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     path = located.path
     with archives.open_archive(path) as opened:
-        archive = unwrapped(opened)
-        name, form = layout_table.detect_layout(archive)
-        layout = layout_table.LAYOUTS[name]
-        stated = model_description.read_notes(archive.notes) or layout.describe(archive, form, path, given)
+        file = recognise(archives.unwrapped(opened), LAYOUTS.values())
+        stated = describe_file(file, path, given)
         if located.entry:
-            _check_entry(located.entry, name, stated.fields)
+            _check_entry(located.entry, file.layout.name, stated.fields)
         loss = given.get("loss") or located.loss or stated.loss
         keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
         model = _create_as_stored(stated.model, keywords, given)
         shapes = {name: leaf.shape for name, leaf in _wanted_parameters(model).items()}
-        params = layout.read(archive, form, model.spec, shapes)
-    if layout.is_inferred:
+        params = read_file(file, model.spec, shapes)
+    if file.layout.is_inferred:
         assumed = f", {model.loss} assumed (loss= states another)" if model.field("num_classes") and not loss else ""
-        tell(f"{path.name}: {name} layout, {_summarise(model, params)}{assumed}")
+        tell(f"{path.name}: {file.layout.name} layout, {_summarise(model, params)}{assumed}")
     return model, params
 
 
@@ -228,7 +226,10 @@ def _resize(
     model: Model, params: FlatParameters, given: dict[str, Any], method: str | None
 ) -> tuple[Model, FlatParameters]:
     """Returns the model and its parameters at the resolution and patch size in `given`; unchanged without them."""
-    sizes = {key: given.get(key, model.field(key)) for key in ("resolution", "patch_size")}
+    stored = {key: model.field(key) for key in ("resolution", "patch_size")}
+    sizes = {key: given.get(key, value) for key, value in stored.items()}
+    if sizes == stored:
+        return model, params
     name, old, new = model.name, model.field("patch_size"), sizes["patch_size"]
     if new != old:
         if model.field("stem") != "patches":
@@ -246,7 +247,7 @@ def _stated_resolution(model: Model) -> dict[str, Any]:
 
     If it is another than that of the model's positions, a line on standard error says so.
     """
-    size = pipes.output_size(model.preprocess) if model.preprocess else None
+    size = published_config.output_size(model.preprocess) if model.preprocess else None
     if size is None or size == model.image_size or any(side % model.spec.tile for side in size):
         return {}
     stated = model.with_fields(resolution=size)

@@ -32,8 +32,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from vit_jax import choose
-from vit_jax.interop import download
-from vit_jax.interop.google import augreg
+from vit_jax.interop import augreg, download
 from vit_jax.interop.table import Table
 
 CATALOG_FILE = Path(__file__).with_name("published.csv")

@@ -1,31 +1,39 @@
-"""timm's `config.json`: reads what it states of a model, and writes one for a model of ours.
+"""timm's `config.json`: reads what it states of a model, and writes one for a model of ours. And timm's architectures.
 
-Keys: huggingface/pytorch-image-models, timm/models/_hub.py (save_config_for_hf), timm/data/config.py and
-timm/data/transforms_factory.py.
+Keys: huggingface/pytorch-image-models 1.0.31, timm/models/_hub.py (save_config_for_hf), _pretrained.py,
+vision_transformer.py and resnetv2.py, timm/data/config.py and timm/data/transforms_factory.py. `timm_models.csv` lists
+the architectures whose form is that of one of our models; `benchmarks.timm_models` writes it from timm's models.
 """
 
+import csv
+import functools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax import UserError, models
-from vit_jax.interop.pytorch import (
+from vit_jax.interop.layout import Family
+from vit_jax.interop.published_config import (
     CONFIG_FILE,
+    FILTERS,
+    Keys,
+    Preparation,
     PublishedConfig,
     colours,
     json_text,
     loss_key,
     name_list,
-    pipes,
+    preparation_of,
     read_choice,
     read_float,
     read_int,
     read_json,
     read_loss,
-    stated_keys,
+    split_keys,
+    write_pipe,
 )
-from vit_jax.interop.timm.architectures import find_architecture, nearest_name
 from vit_jax.model import Model
 
 ACTIVATIONS = ("gelu", "gelu_tanh")  # timm's words are ours
@@ -42,35 +50,144 @@ HYBRIDS = {
 }
 BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
 GATED = "vit_giant_patch14_dinov2"  # has the MLP of SwiGLU, which `model_args` cannot state
+PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
+FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the patch size
+    "plain": r"vit_[a-z]+_patch{0}_\d+",
+    "layer_scale": r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2",
+    "distilled": r"deit_[a-z]+_distilled_patch{0}_\d+",
+    "map": r"vit_\w+_patch{0}_siglip_\d+",
+}
+
+# Every key that timm publishes: read, without effect, or with few values.
+_SOURCE_READ = split_keys("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names")
+_SOURCE_WITHOUT_EFFECT = split_keys(
+    """url file state_dict hf_hub_id hf_hub_filename custom_load source tag architecture num_classes test_input_size
+    min_input_size test_crop_pct pool_size test_pool_size first_conv classifier license description origin_url
+    paper_name paper_ids notes label_descriptions num_features"""
+)
+_READ = split_keys("architecture num_classes global_pool model_args pretrained_cfg label_descriptions vit_jax_loss")
+_SOURCE_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"label_offset": (0,)}
+
+SOURCE_KEYS = Keys("pretrained_cfg", _SOURCE_READ, _SOURCE_WITHOUT_EFFECT, _SOURCE_SUPPORTED)
+# Older files have the keys of pretrained_cfg one level higher.
+KEYS = Keys("config.json", _READ | _SOURCE_READ, _SOURCE_WITHOUT_EFFECT - _READ, _SOURCE_SUPPORTED)
+ARGUMENT_KEYS = Keys(
+    "model_args",
+    split_keys(
+        """img_size dynamic_img_size strict_img_size patch_size global_pool embed_dim depth num_heads act_layer
+        reg_tokens"""
+    ),
+    split_keys(
+        """num_classes mlp_ratio init_values class_token no_embed_class fc_norm qk_norm weight_init fix_init
+        drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate device dtype
+        layers width_factor stem_chs channels zero_init_last"""
+    ),
+    {
+        "in_chans": (3,),
+        "qkv_bias": (True,),
+        "proj_bias": (True,),
+        "scale_attn_norm": (False,),
+        "scale_mlp_norm": (False,),
+        "pos_embed": ("learn", "none", ""),
+        "pre_norm": (False,),
+        "final_norm": (True,),
+        "pool_include_prefix": (False,),
+        "dynamic_img_pad": (False,),
+        "output_stride": (32,),
+        "stem_type": ("", "fixed"),
+        "avg_down": (False,),
+        "preact": (True,),
+        "basic": (False,),
+        "bottle_ratio": (0.25,),
+        **dict.fromkeys(("embed_layer", "embed_norm_layer", "norm_layer"), ()),
+        **dict.fromkeys(("block_fn", "mlp_layer", "attn_layer", "conv_layer"), ()),
+    },
+)
 
 
-def read_folder(folder: Path) -> PublishedConfig:
+class Architecture(NamedTuple):
+    """The values that the name of an architecture implies unless a configuration states others.
+
+    The values of a hybrid are those of its Transformer.
+    """
+
+    num_heads: int
+    activation: str
+    norm_epsilon: float
+    width: int
+    depth: int
+    mlp_dim: int
+    resolution: int
+
+    @property
+    def unseen_fields(self) -> dict[str, Any]:
+        """The fields that no array of a file tells."""
+        return {name: getattr(self, name) for name in ("num_heads", "activation", "norm_epsilon")}
+
+
+def find_architecture(name: str) -> Architecture | None:
+    """Returns the architecture with a name, which may have a tag after a dot; None if it is not listed."""
+    return _read_table().get(name.partition(".")[0])
+
+
+def nearest_name(model: Model) -> str:
+    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` or `DISTILLED` if none has these sizes.
+
+    Of several architectures, the one with the nearest resolution is chosen. The model differs from the architecture
+    only in what timm's `model_args` can state.
+    """
+    value = model.field
+    kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
+    kind, default = ("distilled", DISTILLED) if value("distilled_head") else (kind, PLAIN)
+    pattern = FORMS[kind].format(value("patch_size"))
+    sizes = tuple(map(value, ("num_heads", "width", "depth", "mlp_dim")))
+    side = max(model.image_size)
+    distances = {
+        name: abs(one.resolution - side)
+        for name, one in _read_table().items()
+        if re.fullmatch(pattern, name) and (one.num_heads, one.width, one.depth, one.mlp_dim) == sizes
+    }
+    return min(distances, key=distances.__getitem__, default=default)
+
+
+@functools.cache
+def _read_table() -> dict[str, Architecture]:
+    types = Architecture.__annotations__
+    with Path(__file__).with_name("timm_models.csv").open(newline="", encoding="utf-8") as file:
+        return {
+            row["architecture"]: Architecture(**{name: kind(row[name]) for name, kind in types.items()})
+            for row in csv.DictReader(file)
+        }
+
+
+def read_folder(folder: Path, family: Family, families: Sequence[Family]) -> PublishedConfig:
     """Returns what the configuration in a folder states; nothing if there is none or it is not timm's.
 
     Raises:
         UserError: as `read_config`.
     """
     content = read_json(folder / CONFIG_FILE)
-    return read_config(content) if isinstance(content.get("architecture"), str) else PublishedConfig({})
+    return read_config(content, family) if isinstance(content.get("architecture"), str) else PublishedConfig({})
 
 
-def read_config(content: Mapping[str, Any]) -> PublishedConfig:
-    """Returns what a configuration states.
+def read_config(content: Mapping[str, Any], family: Family) -> PublishedConfig:
+    """Returns what the configuration of a model of a family states. The family's own keys are in `model_args`.
 
     Raises:
         UserError: a value has a wrong type, a key is unknown, or vit_jax does not compute the model.
     """
     source, args = _dict(content.get("pretrained_cfg", content)), _dict(content.get("model_args"))
-    stated_keys.TIMM.check(content)
+    KEYS.check(content)
     if source is not content:
-        stated_keys.TIMM_SOURCE.check(source)
-    stated_keys.TIMM_ARGUMENTS.check(args)
+        SOURCE_KEYS.check(source)
+    ARGUMENT_KEYS.check(args, family.own_keys)
     architecture = find_architecture(str(content["architecture"]))
     fields = architecture.unseen_fields if architecture else {}
     if "num_heads" in args:
         fields["num_heads"] = read_int(args["num_heads"], "num_heads")
     if args.get("act_layer") is not None and fields.get("activation") != "swiglu":
         fields["activation"] = read_choice(args["act_layer"], ACTIVATIONS, "act_layer")
+    fields |= family.read_own_keys(args)
     pooling = args.get("global_pool") or content.get("global_pool") or ""
     if pooling:
         fields["pooling"] = POOLINGS[read_choice(pooling, POOLINGS, "global_pool")]
@@ -100,16 +217,25 @@ def _read_image_size(size: Any) -> tuple[int, int]:
     return height, width
 
 
-def read_name(path: Path, width: int) -> PublishedConfig:
-    """Returns what the name of a file, or else of its folder, states as the name of a timm architecture.
+def read_name(path: Path, width: int) -> dict[str, Any]:
+    """Returns the fields that the name of a file, or else of its folder, tells as the name of a timm architecture.
 
-    Returns nothing if neither name is that of an architecture of this width.
+    Returns none if neither name is that of an architecture of this width.
     """
     for name in (path.name, path.parent.name):
         architecture = find_architecture(name)
         if architecture and architecture.width == width:
-            return PublishedConfig(architecture.unseen_fields)
-    return PublishedConfig({})
+            return architecture.unseen_fields
+    return {}
+
+
+def untold_error(untold: Sequence[str], fields: Mapping[str, Any]) -> UserError:
+    """Returns the error for a file whose number of heads is stated nowhere."""
+    return UserError(
+        "the number of attention heads is not known: a timm file does not state it, and neither the file nor its "
+        f"folder is named after a timm architecture of width {fields['width']}; give num_heads=N to vit_jax.load, or "
+        "--num-heads=N to vit_jax.convert, which writes a file that states it"
+    )
 
 
 def _read_sizes(content: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -129,13 +255,13 @@ def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None
     """Returns the pipe of timm's evaluation; None if no pipe of ours equals it, as with borders around the image."""
     crop = read_float(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
     method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
-    if not 0.1 <= crop <= 1 or method not in pipes.FILTERS:
+    if not 0.1 <= crop <= 1 or method not in FILTERS:
         return None
     rows, columns = (math.floor(side / crop) for side in (height, width))
     resize: int | tuple[int, int] = (rows, columns) if mode == "squash" else rows
     if mode not in ("squash", "center") or (mode == "center" and rows != columns):
         return None
-    return pipes.write_pipe(pipes.Preparation(resize, (height, width), method))
+    return write_pipe(Preparation(resize, (height, width), method))
 
 
 def _read_names(content: Mapping[str, Any]) -> list[str] | None:
@@ -153,15 +279,13 @@ def _read_names(content: Mapping[str, Any]) -> list[str] | None:
     return described if len(set(described)) == len(described) else listed
 
 
-def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns `config.json` -> its content, for a model that `timm_layout` can write.
+def describe_vit(name: str, model: Model) -> dict[str, str]:
+    """Returns `config.json` -> its content, for a ViT that timm's VisionTransformer computes.
 
     Raises:
         UserError: timm has no architecture like the model, or cannot state its preprocessing.
     """
     value = model.field
-    if not value("num_heads"):
-        return _bit_files(model)
     height, width = model.image_size
     swiglu = value("activation") == "swiglu"
     pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
@@ -194,7 +318,12 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     return _files(model, architecture, pooling, args, value("width"))
 
 
-def _bit_files(model: Model) -> dict[str, str]:
+def describe_bit(name: str, model: Model) -> dict[str, str]:
+    """Returns `config.json` -> its content, for a BiT.
+
+    Raises:
+        UserError: timm has no BiT of these sizes, or cannot state its preprocessing.
+    """
     name = models.model_name(model.values)  # the name of these sizes, which the model's own name may not be
     if name not in BITS:
         raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
@@ -219,7 +348,7 @@ def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any], 
 
 def _pretrained_cfg(model: Model) -> dict[str, Any]:
     height, width = model.image_size
-    prepared, mean, std = pipes.preparation_of(model)
+    prepared, mean, std = preparation_of(model)
     cropped = prepared.crop or (height, width)
     size = prepared.resize if prepared.resize is not None else cropped
     squash = isinstance(size, tuple)

@@ -17,11 +17,6 @@ LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 SHARDS = "model-*-of-*.safetensors"
 
 
-def is_hub_name(path: str) -> bool:
-    """Returns whether a path names a checkpoint on the hub."""
-    return path.startswith(PREFIX)
-
-
 def download_checkpoint(path: str) -> Path:
     """Returns the local folder with the files of a checkpoint of the hub, downloaded if they are not there yet.
 

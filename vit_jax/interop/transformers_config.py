@@ -1,29 +1,33 @@
 """transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
-Keys and defaults: huggingface/transformers 5.23, models/{vit,deit,dinov2,dinov2_with_registers,siglip}, their
-configuration_*.py and image_processing_*.py.
+Keys: huggingface/transformers 4 and 5.24, configuration_utils.py, and configuration_*.py and image_processing_*.py of
+models/{vit,deit,dinov2,dinov2_with_registers,siglip}.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vit_jax import UserError, printable
-from vit_jax.interop.huggingface import huggingface_layout
-from vit_jax.interop.pytorch import (
+from vit_jax.interop.layout import Family
+from vit_jax.interop.published_config import (
     CONFIG_FILE,
+    FILTERS,
+    Keys,
+    Preparation,
     PublishedConfig,
     colours,
     json_text,
     loss_key,
     name_list,
-    pipes,
+    preparation_of,
     read_choice,
     read_float,
     read_int,
     read_json,
     read_loss,
-    stated_keys,
+    split_keys,
+    write_pipe,
 )
 from vit_jax.model import Model
 
@@ -31,21 +35,6 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}  # SwiGLU has a key of its own
-# model_type -> epsilon and activation of a configuration that states none
-DEFAULTS = {
-    "vit": (1e-12, "gelu"),
-    "deit": (1e-12, "gelu"),
-    "dinov2": (1e-6, "gelu"),
-    "dinov2_with_registers": (1e-6, "gelu"),
-    "siglip_vision_model": (1e-6, "gelu_pytorch_tanh"),
-}
-CLASSES = {  # model_type -> class without a classifier, with one, with a second one
-    "vit": ("ViTModel", "ViTForImageClassification"),
-    "deit": ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-    "dinov2": ("Dinov2Model", "Dinov2ForImageClassification"),
-    "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
-    "siglip_vision_model": ("SiglipVisionModel", "SiglipForImageClassification"),
-}
 # Our field -> its key, for what arrays tell too
 SIZES = {
     "width": "hidden_size",
@@ -59,8 +48,69 @@ PROBLEMS = {"": "", "single_label_classification": "", "multi_label_classificati
 HEADS, RESCALE = 12, 1 / 255  # where a configuration states none
 STANDARD = (0.5, 0.5, 0.5)
 
+# Every key that transformers publishes: read, without effect, or with few values.
+KEYS = Keys(
+    "config.json",
+    split_keys(
+        """model_type hidden_size num_hidden_layers num_attention_heads intermediate_size mlp_ratio hidden_act
+        layer_norm_eps image_size patch_size num_register_tokens id2label problem_type vision_config
+        vit_jax_loss"""
+    ),
+    split_keys(
+        """architectures transformers_version dtype torch_dtype text_config projection_dim initializer_factor
+        initializer_range logit_scale_init_value hidden_dropout_prob attention_probs_dropout_prob attention_dropout
+        dropout drop_path_rate layerscale_value pooler_output_size encoder_stride use_mask_token num_labels label2id
+        out_features out_indices stage_names apply_layernorm reshape_hidden_states output_hidden_states
+        output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss use_cache
+        chunk_size_feed_forward tie_word_embeddings tie_encoder_decoder tokenizer_class prefix finetuning_task
+        task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
+        cross_attention_hidden_size gradient_checkpointing max_length min_length do_sample early_stopping num_beams
+        num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+        no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+        return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values suppress_tokens
+        begin_suppress_tokens exponential_decay_length_penalty attn_implementation"""
+    ),
+    {
+        "num_channels": (3,),
+        "qkv_bias": (True,),
+        "pooler_act": ("tanh",),
+        "vision_use_head": (True,),
+        "pruned_heads": ({},),
+        "is_encoder_decoder": (False,),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "quantization_config": (),
+        "auto_map": (),
+    },
+)
+PROCESSOR_KEYS = Keys(
+    "preprocessor_config.json",
+    split_keys(
+        """image_processor_type feature_extractor_type do_resize size resample do_center_crop crop_size rescale_factor
+        do_normalize image_mean image_std"""
+    ),
+    split_keys(
+        """processor_class do_convert_rgb return_tensors data_format input_data_format device disable_grouping
+        default_to_square image_seq_length"""
+    ),
+    {
+        "do_rescale": (True,),
+        "offset": (False,),
+        "do_pad": (False,),
+        "pad_size": (),
+        "crop_pct": (),
+        "do_flip_channel_order": (False,),
+        "do_thumbnail": (False,),
+        "do_align_long_axis": (False,),
+        "do_reduce_labels": (False,),
+        "reduce_labels": (False,),
+        "size_divisor": (),
+        "auto_map": (),
+    },
+)
 
-def read_folder(folder: Path) -> PublishedConfig:
+
+def read_folder(folder: Path, family: Family, families: Sequence[Family]) -> PublishedConfig:
     """Returns what the configurations in a folder state; nothing if there are none or they are not transformers'.
 
     Raises:
@@ -69,15 +119,18 @@ def read_folder(folder: Path) -> PublishedConfig:
     content = read_json(folder / CONFIG_FILE)
     if not isinstance(content.get("model_type"), str):
         return PublishedConfig({})
-    return read_config(content, read_json(folder / PREPROCESSOR_FILE))
+    return read_config(content, read_json(folder / PREPROCESSOR_FILE), families)
 
 
-def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> PublishedConfig:
+def read_config(
+    content: Mapping[str, Any], preprocessor: Mapping[str, Any], families: Sequence[Family]
+) -> PublishedConfig:
     """Returns what a model's configurations state.
 
     Args:
         content: the content of `config.json`.
         preprocessor: the content of `preprocessor_config.json`; empty if there is none.
+        families: the families of models that are read.
 
     Raises:
         UserError: a value has a wrong type, a key is unknown, or vit_jax does not compute the model.
@@ -86,21 +139,23 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> 
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
         content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
     kind = content.get("model_type")
-    if not isinstance(kind, str) or kind not in DEFAULTS:
+    family = next((family for family in families if family.name == kind), None)
+    if family is None:
+        known = dict.fromkeys(family.name for family in reversed(families))
         raise UserError(
             f"its model_type is {printable(kind, 60)}, but of the models of transformers vit_jax reads only "
-            f"{', '.join(DEFAULTS)}"
+            f"{', '.join(known)}"
         )
-    stated_keys.TRANSFORMERS.check(labels)
-    stated_keys.TRANSFORMERS.check(content)
-    stated_keys.TRANSFORMERS_PROCESSOR.check(preprocessor)
-    epsilon, activation = DEFAULTS[kind]
-    activation = ACTIVATIONS[read_choice(content.get("hidden_act", activation), ACTIVATIONS, "hidden_act")]
+    KEYS.check(labels, family.own_keys)
+    KEYS.check(content, family.own_keys)
+    PROCESSOR_KEYS.check(preprocessor)
+    activation = content.get("hidden_act", WORDS[family.defaults["activation"]])
+    activation = ACTIVATIONS[read_choice(activation, ACTIVATIONS, "hidden_act")]
     fields: dict[str, Any] = {
         "num_heads": read_int(content.get("num_attention_heads", HEADS), "num_attention_heads"),
-        "norm_epsilon": read_float(content.get("layer_norm_eps", epsilon), "layer_norm_eps"),
-        "activation": "swiglu" if content.get("use_swiglu_ffn") is True else activation,
-    }
+        "norm_epsilon": read_float(content.get("layer_norm_eps", family.defaults["norm_epsilon"]), "layer_norm_eps"),
+        "activation": activation,
+    } | family.read_own_keys(content)
     size = content.get("image_size", 224)
     sides = size if isinstance(size, list) and len(size) == 2 else (size, size)
     height, width = (read_int(side, "image_size") for side in sides)
@@ -137,7 +192,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
     factor = preprocessor.get("rescale_factor", RESCALE)
     scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
-    if type(method) is not int or not 0 <= method < len(pipes.FILTERS) or not scaled:
+    if type(method) is not int or not 0 <= method < len(FILTERS) or not scaled:
         return None
     resize = crop = None
     if preprocessor.get("do_resize", True):
@@ -147,7 +202,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
         crop = crop_size if isinstance(crop_size, tuple) else None
     if resize is None and crop is None:
         return None
-    return pipes.write_pipe(pipes.Preparation(resize, crop, pipes.FILTERS[method]))
+    return write_pipe(Preparation(resize, crop, FILTERS[method]))
 
 
 def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
@@ -164,18 +219,31 @@ def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
     return None
 
 
-def describing_files(name: str, model: Model) -> dict[str, str]:
-    """Returns name -> content of both files, for a model that `huggingface.layout` can write.
+def describe(
+    name: str,
+    model: Model,
+    model_type: str,
+    classes: Sequence[str],
+    own_keys: Callable[[Model], dict[str, Any]] = lambda model: {},
+) -> dict[str, str]:
+    """Returns name -> content of both files.
+
+    Args:
+        name: the name of the file with the arrays.
+        model: the model.
+        model_type: the name of its family.
+        classes: the classes of the family: without a classifier, with one, with a second one.
+        own_keys: returns the keys that only this family has.
 
     Raises:
-        UserError: the layout cannot express the model or its preprocessing.
+        UserError: they cannot state the model or its preprocessing.
     """
-    value, kind = model.field, huggingface_layout.choose_form(model.spec).family
+    value = model.field
     height, width = model.image_size
-    classes = value("num_classes")
+    count = value("num_classes")
     config: dict[str, Any] = {
-        "architectures": [CLASSES[kind][bool(classes) + value("distilled_head")]],
-        "model_type": kind,
+        "architectures": [classes[bool(count) + value("distilled_head")]],
+        "model_type": model_type,
         "hidden_size": value("width"),
         "num_hidden_layers": value("depth"),
         "num_attention_heads": value("num_heads"),
@@ -191,32 +259,16 @@ def describing_files(name: str, model: Model) -> dict[str, str]:
     }
     if value("pre_logits"):
         config["pooler_output_size"] = value("representation_size") or value("width")
-    if kind.startswith("dinov2"):
-        config |= _dinov2_keys(model)
-    if classes:
-        names = model.class_names or [f"LABEL_{index}" for index in range(classes)]
+    config |= own_keys(model)
+    if count:
+        names = model.class_names or [f"LABEL_{index}" for index in range(count)]
         config["id2label"] = {str(index): name for index, name in enumerate(names)}
         config["label2id"] = {name: index for index, name in enumerate(names)}
     return {"config.json": json_text(config), PREPROCESSOR_FILE: json_text(_preprocessor(model))}
 
 
-def _dinov2_keys(model: Model) -> dict[str, Any]:
-    value = model.field
-    width, mlp_dim, swiglu = value("width"), value("mlp_dim"), value("activation") == "swiglu"
-
-    def hidden(ratio: int) -> int:  # as the model's code computes it
-        return (width * ratio * 2 // 3 + 7) // 8 * 8 if swiglu else width * ratio
-
-    ratios = [ratio for ratio in range(1, 17) if hidden(ratio) == mlp_dim]
-    if not ratios:
-        sizes = f"mlp_dim {mlp_dim} with width {width}"
-        raise UserError(f"the huggingface layout does not support {sizes}; use --layout=ours")
-    keys = {"mlp_ratio": ratios[0], "use_swiglu_ffn": swiglu, "layerscale_value": value("layer_scale")}
-    return keys | ({"num_register_tokens": value("registers")} if value("registers") else {})
-
-
 def _preprocessor(model: Model) -> dict[str, Any]:
-    prepared, mean, std = pipes.preparation_of(model)
+    prepared, mean, std = preparation_of(model)
     shorter = isinstance(prepared.resize, int)
     # These classes differ in what they do; the keys alone do not tell them to crop.
     kind = "BitImageProcessor" if shorter else "DeiTImageProcessor" if prepared.crop else "ViTImageProcessor"
@@ -227,7 +279,7 @@ def _preprocessor(model: Model) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": RESCALE,
         "do_normalize": True,
-        "resample": pipes.FILTERS.index(prepared.method),
+        "resample": FILTERS.index(prepared.method),
         "image_mean": mean,
         "image_std": std,
     }

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError, printable, tree, user_errors
-from vit_jax.interop import archives, model_description
-from vit_jax.interop.huggingface import hub, huggingface_layout
-from vit_jax.interop.huggingface.huggingface_array_names import CLASSIFIERS, IN_MEMORY, VIT
-from vit_jax.interop.mapping import Leaf, ParameterTable, Part, Stack, check_finite
-from vit_jax.interop.pytorch import json_text
+from vit_jax.interop import archives, hub, model_description
+from vit_jax.interop.layout import Family, Leaf, ParameterTable, Part, Stack, check_finite
+from vit_jax.interop.layout_table import LAYOUTS
+from vit_jax.interop.published_config import json_text
+from vit_jax.interop.transformers_families import CLASSIFIERS, IN_MEMORY, VIT_NAMES, parameter_table
 from vit_jax.model import Model
 from vit_jax.models import KERNELS, ModelSpec, block_name, factors_of, is_stacked
 from vit_jax.storage import atomic_write, expand_home
@@ -34,7 +34,7 @@ MASK = "mask"  # the [mask] embedding, by the same name in the file
 HEADS = {
     "head": ("head", *(names["head"].removesuffix(".") for names in CLASSIFIERS.values())),
     "distilled_head": ("distilled_head", CLASSIFIERS[True]["distilled_head"].removesuffix(".")),
-    "pre_logits": ("pre_logits", VIT.pre_logits.removesuffix(".")),
+    "pre_logits": ("pre_logits", VIT_NAMES.pre_logits.removesuffix(".")),
 }
 # Fields of a configuration that change what an adapter computes -> the values that are supported.
 SUPPORTED = {
@@ -139,7 +139,8 @@ def adapted_fields(base: Model, arrays: Mapping[str, np.ndarray]) -> dict[str, A
         "representation_size": len(arrays[f"{heads['pre_logits']}.weight"]) if "pre_logits" in heads else 0,
         "distilled_head": "distilled_head" in heads,
     }
-    if base.field("pooling") == "token" and _family(base.vit).startswith("dinov2"):
+    family = _find_family(base.vit)
+    if base.field("pooling") == "token" and family and family.name.startswith("dinov2"):
         fields["pooling"] = "token_gap"  # what its classifier reads
     return fields
 
@@ -190,8 +191,8 @@ def _adapted_kernels(
     """
     linears = {name.removesuffix(ENDS[0]) for name in arrays if name.endswith(ENDS[0])}
     linears = {linear for linear in linears if linear + ENDS[1] in arrays}
-    tables = (_kernel_parts(table, params, spec.depth) for table in _tables(spec))
-    parts = max(tables, key=lambda parts: len(parts.keys() & linears))
+    namings = (_kernel_parts(naming, params, spec.depth) for naming in _namings(spec))
+    parts = max(namings, key=lambda parts: len(parts.keys() & linears))
     kernels = dict[str, np.ndarray]()
     for linear in sorted(linears & parts.keys()):
         name, index = parts[linear]
@@ -216,18 +217,13 @@ def _read(archive: archives.Archive, name: str) -> np.ndarray:
     return array
 
 
-def _kernel_parts(
-    table: ParameterTable | None, params: dict[str, np.ndarray], depth: int
-) -> dict[str, tuple[str, tuple]]:
-    """Returns name of a linear layer -> (our name of the kernel, index of the layer in that kernel), for all blocks.
-
-    The linear layers have the names of the table, or our names if the table is None.
-    """
+def _kernel_parts(naming: "_Naming | None", params: dict[str, np.ndarray], depth: int) -> dict[str, tuple[str, tuple]]:
+    """Returns name of a linear layer -> (our name of the kernel, index of the layer in that kernel), for all blocks."""
     parts = {}
     ends = tuple(f"{layer}/kernel" for layer in KERNELS)
     for kernel in (name for name in params if is_stacked(name) and name.endswith(ends)):
         for block in range(depth):
-            linears = _linear_names(table, kernel.removesuffix("/kernel"), block)
+            linears = _linear_names(naming, kernel.removesuffix("/kernel"), block)
             for number, linear in enumerate(linears):
                 parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
     return parts
@@ -292,7 +288,7 @@ def _state_base(base: str) -> tuple[str, str]:
     The name of weights on the hub is OWNER/NAME. An existing local path becomes absolute. The revision is empty if
     there is none.
     """
-    if hub.is_hub_name(base):
+    if base.startswith(hub.PREFIX):
         name, _, revision = base.removeprefix(hub.PREFIX).partition("@")
         return name, revision
     local = expand_home(base)
@@ -306,12 +302,12 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
         spec: the spec of the model.
         trained: the factors of the adapters and the heads.
     """
-    leaves, arrays, table = tree.flatten(trained), {}, _tables(spec)[0]
+    leaves, arrays, naming = tree.flatten(trained), {}, _namings(spec)[0]
     for layer in (name.removesuffix("/lora/down") for name in leaves if name.endswith("/lora/down")):
         gated = "g" in factors_of(layer).up
         factors = zip(leaves[f"{layer}/lora/down"], leaves[f"{layer}/lora/up"], strict=True)
         for block, (down, up) in enumerate(factors):
-            linears = _linear_names(table, layer, block)
+            linears = _linear_names(naming, layer, block)
             for index, linear in enumerate(linears):
                 a, b = down, up
                 if layer.endswith("qkv"):
@@ -325,43 +321,56 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
         arrays[f"{PREFIX}{MASK}"] = leaves[MASK]
     for head in HEADS:
         if f"{head}/kernel" in leaves:
-            linear = head if table is None else table[f"{head}/kernel"].name.removesuffix(".weight")
+            linear = head if naming is None else naming.layer_names(f"{head}/kernel")[0]
             arrays[f"{PREFIX}{linear}.weight"] = np.ascontiguousarray(leaves[f"{head}/kernel"].T)
             arrays[f"{PREFIX}{linear}.bias"] = leaves[f"{head}/bias"]
     return arrays
 
 
+class _Naming(NamedTuple):
+    """The names that the layers of a model have in the files or in the memory of transformers."""
+
+    family: Family
+    prefix: str
+    table: ParameterTable
+
+    def layer_names(self, kernel: str, block: int | None = None) -> list[str]:
+        """Returns the names of the layers that one of our kernels consists of, or its part of one block."""
+        part = self.table[kernel]
+        if block is not None:
+            assert isinstance(part, Stack)
+            part = part.parts[block]
+        names = (self.family.name_in_file(name, self.prefix) for name in _leaf_names(part))
+        return [name.removesuffix(".weight") for name in names]
+
+
 @functools.lru_cache(maxsize=1)
-def _tables(spec: ModelSpec) -> tuple[Any, ...]:
-    """Returns the tables (our name -> arrays) by which an adapter's file may name the layers, the likeliest first.
+def _namings(spec: ModelSpec) -> tuple[_Naming | None, ...]:
+    """Returns the names by which an adapter's file may call the layers, the likeliest first.
 
-    The first has the names of the model of transformers 5 in memory, which PEFT adapts. The second has the names in its
-    files, which transformers 4 also has in memory. Then come the same two for the model without a classifier. The last
-    one is None, which stands for our own names.
+    The first are those of the model of transformers 5 in memory, which PEFT adapts. The second are those in its files,
+    which transformers 4 also has in memory. Then come the same two for the model without a classifier. The last is
+    None, which stands for our own names.
     """
+    family = _find_family(spec)
+    if family is None:
+        return (None,)
+    places = itertools.product((family.written_prefix(spec), ""), (IN_MEMORY.get(family.name, family), family))
+    return (*(_Naming(one, prefix, parameter_table(spec, one.names)) for prefix, one in places), None)
+
+
+def _find_family(spec: ModelSpec) -> Family | None:
+    """Returns the family of transformers to which a model belongs; None if it belongs to none."""
     try:
-        form = huggingface_layout.choose_form(spec)
+        return LAYOUTS["huggingface"].choose_family(spec)
     except UserError:
-        return (None,)  # there is no such model
-    places = itertools.product((form.prefix, ""), (form.family in IN_MEMORY, False))
-    forms = dict.fromkeys(form._replace(prefix=prefix, in_memory=in_memory) for prefix, in_memory in places)
-    return (*(huggingface_layout.parameter_table(spec, each) for each in forms), None)
+        return None
 
 
-def _family(spec: ModelSpec) -> str:
-    """Returns the family of transformers to which a model belongs; empty if it belongs to none."""
-    try:
-        return huggingface_layout.choose_form(spec).family
-    except UserError:
-        return ""
-
-
-def _linear_names(table: ParameterTable | None, layer: str, block: int) -> list[str]:
-    """Returns the names of the linear layers in a block that one of our layers consists of; table None: our names."""
-    if table is not None:
-        blocks = table[f"{layer}/kernel"]
-        assert isinstance(blocks, Stack)
-        return [name.removesuffix(".weight") for name in _leaf_names(blocks.parts[block])]
+def _linear_names(naming: _Naming | None, layer: str, block: int) -> list[str]:
+    """Returns the names of the linear layers in a block that one of our layers consists of."""
+    if naming is not None:
+        return naming.layer_names(f"{layer}/kernel", block)
     ours = block_name(layer, block).replace("/", ".")
     return [ours.removesuffix("qkv") + part for part in ("query", "key", "value")] if ours.endswith("qkv") else [ours]
 

@@ -1,0 +1,169 @@
+"""The layout of timm's VisionTransformer, with its hybrids and DeiT's second head.
+
+Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
+vision_transformer_hybrid.py. Source of older names: facebookresearch/deit and dinov2.
+"""
+
+import math
+from typing import Any
+
+from vit_jax import UserError
+from vit_jax.interop import timm_bit, timm_config, torch_tables
+from vit_jax.interop.archives import Archive
+from vit_jax.interop.layout import Family, ParameterTable, Size, convolutions, count_units, required_defaults
+from vit_jax.interop.torch_tables import MapNames, Names
+from vit_jax.model import Model
+from vit_jax.models import ModelSpec, resnet_stride
+
+NAMES = Names(
+    patches="patch_embed.proj.",
+    cls="cls_token",
+    registers="reg_token",
+    position="pos_embed",
+    blocks="blocks.",
+    norms=("norm1.", "norm2."),
+    attention=("attn.qkv.",),
+    out="attn.proj.",
+    qk_norms=("attn.q_norm.", "attn.k_norm."),
+    layer_scales=("ls1.gamma", "ls2.gamma"),
+    dense=(("mlp.fc1.",), "mlp.fc2."),
+    gated=(("mlp.fc1.",), "mlp.fc2."),
+    norm="norm.",
+    pooled_norm="fc_norm.",
+    map_head=MapNames("attn_pool.", probe="latent", projections=("q.", "kv.", "kv."), out="proj.", norm="norm."),
+    pre_logits="pre_logits.fc.",
+    heads={"head": "head."},
+)
+BACKBONE = "patch_embed.backbone."
+# Of VisionTransformerDistilled.
+TWO_HEADS = NAMES._replace(registers="dist_token", heads={"head": "head.", "distilled_head": "head_dist."})
+# Where that class computes less than a VisionTransformer does: our field -> the values that it computes.
+DISTILLED = {
+    "registers": (1,),
+    "position": ("learned",),
+    "position_rows": ("all",),
+    "final_norm": ("tokens",),
+    "stem": ("patches",),
+    "activation": ("gelu", "gelu_tanh"),
+}
+
+OLDER_NAMES = (
+    (r"^(blocks\.\d+\.)gamma_([12])$", r"\1ls\2.gamma"),  # DeiT-III
+    (r"^register_tokens$", "reg_token"),  # DINOv2
+    (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
+    (r"^(blocks\.\d+\.mlp\.)w3\.", r"\1fc2."),
+)
+# Fields that the arrays or the configuration state or `unsupported` checks. Any other field must have its default.
+STATED = (
+    *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
+    *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
+    *("activation", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
+    *("stem", "stem_epsilons", "stages", "distilled_head"),
+)
+
+# The values of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
+DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
+
+
+def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
+    """Returns the fields of the model whose arrays have these shapes; see `Family.fields`.
+
+    What no array states is as in most of timm's models: exact GELU, class token pooled where there is one. The number
+    of heads is only among the fields if the file has norms of queries.
+
+    Raises:
+        UserError: an array is missing that determines a field, the positions fit no image size, or a distillation token
+            has no head.
+    """
+    if "norm_pre.weight" in arrays:
+        raise UserError(
+            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
+        )
+    if TWO_HEADS.registers in arrays:
+        names = TWO_HEADS
+        if f"{names.heads['distilled_head']}weight" not in arrays:
+            raise UserError(
+                "its distillation token has no head (head_dist): then timm averages the representations of both "
+                "tokens, which vit_jax does not"
+            )
+    fields: dict[str, Any] = DEFAULTS | torch_tables.infer_fields(arrays, names) | _stem_fields(arrays)
+    class_token, pooled = names.cls in arrays, f"{names.pooled_norm}weight" in arrays
+    attention_pooling = names.map_head.prefix + names.map_head.probe in arrays
+    fields["pooling"] = "map" if attention_pooling else "token" if class_token and not pooled else "gap"
+    fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
+    query_norm = f"{names.blocks}0.{names.qk_norms[0]}weight"
+    fields["qk_norm"] = query_norm in arrays
+    if fields["qk_norm"]:
+        head_dim = math.prod(arrays[query_norm].shape)
+        fields["num_heads"] = fields["width"] // max(head_dim, 1)
+    return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)
+
+
+def _stem_fields(arrays: Archive) -> dict[str, Any]:
+    """Returns the fields of a hybrid's ResNet; an empty dict for other models."""
+    root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in arrays]
+    if not root:
+        return {}
+    stages = count_units(arrays, BACKBONE + timm_bit.UNIT)
+    size = arrays[f"{NAMES.patches}weight"].shape[2]
+    width = arrays.shape_of(root[0])[0]
+    fields = {"stem": "resnet", "stages": stages, "stem_width": width, "stem_epsilons": "timm"}
+    return fields | {"patch_size": size * resnet_stride(stages)}
+
+
+def unsupported(spec: ModelSpec) -> dict[str, bool]:
+    """Returns feature that timm's model does not compute -> whether this model has it."""
+    value = Model("", spec).field
+    return {
+        f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
+        f"positions with position_place {spec.position.place}": spec.position.place != "stem",
+        f"{spec.block.kind} blocks": spec.block.kind != "standard",
+        "rotary positions": spec.position.rotary != "none",
+        "a head of patches": spec.head.kind == "patches",
+        "class token and mean pooled together": spec.head.pooling == "token_gap",
+        "a tanh layer (pre_logits)": spec.head.pre_logits,
+        f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],
+        "patches projected without a bias": not spec.stem.bias,
+        "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
+        "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
+        "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
+    } | {
+        f"{name} {value(name)} with a second head": spec.head.distilled and value(name) not in computed
+        for name, computed in DISTILLED.items()
+    }
+
+
+def parameter_table(spec: ModelSpec, names: Names) -> ParameterTable:
+    """Returns our name -> the arrays of the layout that the parameter consists of, for the parameters of a model."""
+    table = _stem_table(spec) if spec.stem.kind == "resnet" else {}
+    return table | torch_tables.model_leaves(spec, TWO_HEADS if spec.head.distilled else names)
+
+
+def _stem_table(spec: ModelSpec) -> ParameterTable:
+    stages = spec.stem.stages
+    table = timm_bit.convolution_leaves("stem/root", BACKBONE + ("stem." if stages else ""), "", "conv", "norm")
+    for stage, unit, suffix in convolutions(stages):
+        ours, theirs = f"stem/stage{stage}/unit{unit}", f"{BACKBONE}stages.{stage - 1}.blocks.{unit - 1}."
+        names = ("downsample.conv", "downsample.norm") if suffix == "_proj" else (f"conv{suffix}", f"norm{suffix}")
+        table |= timm_bit.convolution_leaves(ours, theirs, suffix, *names)
+    return table
+
+
+FAMILY = Family(
+    name="VisionTransformer",
+    spec=ModelSpec,
+    marks=(r"patch_embed\.proj\.weight", r"blocks\.0\.attn\.qkv\.weight"),
+    prefixes=".*",
+    names=NAMES,
+    older_names=OLDER_NAMES,
+    ignored="mask_token",  # only DINOv2's training uses it
+    fields=infer_fields,
+    untold=("num_heads",),
+    table=parameter_table,
+    requires=required_defaults(STATED),
+    unsupported=unsupported,
+    # timm's class token has a position only if all tokens have one.
+    position_rows=lambda spec: spec.position_rows if spec.position_rows == spec.prefix_rows else 0,
+    resample="bicubic",
+    config=timm_config.describe_vit,
+)
