@@ -17,7 +17,7 @@ from tests.conftest import write_tfds
 from vit_jax import create, evaluate, pack, save, train
 from vit_jax.checkpoint import find_checkpoint
 from vit_jax.data import sources
-from vit_jax.data.contents import sample_contents, sample_indices
+from vit_jax.data.sources.source import sample_contents, sample_indices
 from vit_jax.storage import filesystem
 
 DARK, BRIGHT = 60, 190

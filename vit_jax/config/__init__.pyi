@@ -1,10 +1,10 @@
-from .base import evaluation as evaluation
-from .base import flatten_config as flatten_config
-from .base import get_config as get_config
-from .base import list_places as list_places
 from .check import check_config as check_config
 from .check import check_evaluations as check_evaluations
 from .check import check_value as check_value
+from .defaults import evaluation as evaluation
+from .defaults import flatten_config as flatten_config
+from .defaults import get_config as get_config
+from .defaults import list_places as list_places
 from .evaluations import best_metrics as best_metrics
 from .evaluations import eval_fields as eval_fields
 from .evaluations import first_evaluation as first_evaluation

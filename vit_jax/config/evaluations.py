@@ -2,11 +2,17 @@
 
 import itertools
 import re
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.base import eval_rows
-from vit_jax.config.fields import EVAL_KINDS
+from vit_jax.config.fields import EVAL_KINDS, FIELDS, Field
+
+
+def eval_rows(kind: str) -> Mapping[str, Field]:
+    """Returns name -> declaration of the fields of a kind of evaluation, with names without `evals.*.`."""
+    rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
+    return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
 
 
 def eval_fields(kind: str) -> list[str]:

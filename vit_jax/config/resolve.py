@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.config.base import rename_fields
+from vit_jax.config.defaults import rename_fields
 from vit_jax.config.fields import OPTIMIZERS
 
 MOST_STEPS = 2**31 - 1  # the state counts them in an int32

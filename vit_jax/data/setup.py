@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
 from vit_jax.data import sources
-from vit_jax.data.contents import STRETCHES, sample_contents
 from vit_jax.data.order_choice import check_eval_disk, choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
@@ -126,7 +125,8 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     }
     # Where images are streamed a single stretch of each source is sampled, since most shards are not here.
     samples = {
-        key: sample_contents(one, 1 if one.shards and order.identity else STRETCHES) for key, one in opened.items()
+        key: sources.sample_contents(one, 1 if one.shards and order.identity else sources.STRETCHES)
+        for key, one in opened.items()
     }
     evals = {
         name: described

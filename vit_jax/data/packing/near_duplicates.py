@@ -12,10 +12,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8, UInt64
 
 from vit_jax import UserError
-from vit_jax.data.contents import sample_contents
 from vit_jax.data.images import RGB, EncodedImage
 from vit_jax.data.shards import Duplicate
-from vit_jax.data.sources import Source, SourceConfig, locate_example, open_split
+from vit_jax.data.sources import Source, SourceConfig, locate_example, open_split, sample_contents
 from vit_jax.data.thread_pool import open_thread_pool
 
 CHUNK = 100  # images that a thread hashes at a time

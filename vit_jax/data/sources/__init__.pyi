@@ -6,6 +6,7 @@ from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
 from .kinds import source_label as source_label
+from .source import STRETCHES as STRETCHES
 from .source import Label as Label
 from .source import Mixture as Mixture
 from .source import Shards as Shards
@@ -15,6 +16,7 @@ from .source import compose as compose
 from .source import describe_classes as describe_classes
 from .source import have_same_classes as have_same_classes
 from .source import label_list as label_list
+from .source import sample_contents as sample_contents
 from .splits import UnknownSplit as UnknownSplit
 from .splits import locate_example as locate_example
 from .vtab import VTAB_GROUPS as VTAB_GROUPS

@@ -1,11 +1,12 @@
 """The default configuration, from which recipes start, and what its fields are called and hold."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
+from vit_jax.config.evaluations import eval_rows
 from vit_jax.config.fields import EVAL_KINDS, FIELDS, RENAMED, Field, Place, place_of
 
 
@@ -44,12 +45,6 @@ def evaluation(kind: str, **fields: object) -> ConfigDict:
     made = ConfigDict(defaults | (dict(EVAL_KINDS[kind].defaults) if kind in EVAL_KINDS else {}))
     made.update(fields)
     return made
-
-
-def eval_rows(kind: str) -> Mapping[str, Field]:
-    """Returns name -> declaration of the fields of a kind of evaluation, with names without `evals.*.`."""
-    rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
-    return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
 
 
 def default_of(field: Field) -> Any:
