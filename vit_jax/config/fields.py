@@ -372,7 +372,7 @@ _ROWS = (
           "with norm and residual, in blocks that allow it) or auto (the fastest here)",
           affects=EXECUTION),
     Field("model.remat", "none",
-          "recomputed backwards: none, dots (all but matmuls), mlp, attention (all but what its TPU kernel returns), full",
+          "recomputed backwards: none, dots (all but matmuls), mlp, attention (all but what TPU kernels return), full",
           affects=EXECUTION,
           synonyms="gradient_checkpointing grad_checkpointing activation_checkpointing remat_policy"),
     Field("model.scan", False, "run the blocks as one loop: compiles sooner, runs slower", affects=EXECUTION),
