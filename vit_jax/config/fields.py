@@ -113,7 +113,9 @@ def rule_of(name: str, affects: Affects = Affects.WEIGHTS) -> OnResume:
 
 @dataclasses.dataclass(frozen=True)
 class EvalKind:
-    """A kind of evaluation, as far as it is known before data or models are opened; `evals.METHODS` has its function.
+    """A kind of evaluation, as far as it is known before data or models are opened.
+
+    `METHODS` in evals/evaluators.py has its function.
 
     Attributes:
         meaning: what it does, for docs/evaluation.md.
@@ -177,6 +179,14 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 # `optim.name` -> the fields whose values the state contains. The state goes on with them when a run is resumed.
 STORED_FIELDS: Mapping[str, tuple[str, ...]] = {"schedule_free_adamw": ("beta1",)}
 OF_OPTIMIZERS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
+
+
+def _if_unset(field: str) -> str:
+    """Returns the end of the meaning of an optimizer's field: "unset: VALUE (OPTIMIZER, ...), VALUE (...)"."""
+    values = dict.fromkeys(fields[field] for fields in OPTIMIZERS.values() if field in fields)
+    owners = {value: [name for name, fields in OPTIMIZERS.items() if fields.get(field) == value] for value in values}
+    return "unset: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
+
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
@@ -447,25 +457,25 @@ _ROWS = (
           choices=("mean_color", "patch4", "full"), since="0.2"),
     Field("task.corrupted", 0.5, "fraction of the patches that are corrupted, and predicted",
           minimum=0, maximum=1, since="0.2"),
-    Field("task.masked", 0.8, "fraction of these that the [mask] embedding replaces",
+    Field("task.masked", 0.8, "fraction of the corrupted patches that the [mask] embedding replaces",
           minimum=0, maximum=1, since="0.2"),
     Field("task.swapped", 0.1,
-          "fraction of these that another patch of the image replaces; the others stay as they are",
+          "fraction of the corrupted patches that another patch of the image replaces; the others stay as they are",
           minimum=0, maximum=1, since="0.2"),
     # The optimizer. Its name, moment_dtype, frozen_blocks and ema_decay decide which arrays its state has. `OPTIMIZERS`
     # lists which of the fields from beta1 to moment_dtype each optimizer uses, and their values if unset.
     Field("optim.name", "adamw", "optimizer: " + ", ".join(OPTIMIZERS),
           choices=tuple(OPTIMIZERS), on_resume=REFUSED, synonyms="optim optimizer optimiser opt optax_name"),
-    Field("optim.beta1", None, "decay of the first moment; unset: 0.9",
+    Field("optim.beta1", None, "decay of the first moment; " + _if_unset("beta1"),
           optional=float, minimum=0, maximum=MOST_DECAY, synonyms="adam_beta1"),
-    Field("optim.beta2", None,
-          "decay of the second moment (adafactor: at most; lion: of its only moment); unset: 0.999, lion 0.99",
+    Field("optim.beta2", None, "decay of the second moment, see docs/optimizers.md; " + _if_unset("beta2"),
           optional=float, minimum=0, maximum=MOST_DECAY, synonyms="adam_beta2"),
-    Field("optim.eps", None, "added to the root of the second moment; unset: 1e-8, lamb 1e-6",
+    Field("optim.eps", None, "added to the root of the second moment; " + _if_unset("eps"),
           optional=float, minimum=1e-16, synonyms="adam_epsilon epsilon opt_eps"),
-    Field("optim.momentum", None, "decay of the momentum of sgd, adafactor, muon; unset: 0.9, muon 0.95",
+    Field("optim.momentum", None, "decay of the momentum; " + _if_unset("momentum"),
           optional=float, minimum=0, maximum=MOST_DECAY),
-    Field("optim.moment_dtype", None, "of the first moment: float32 or bfloat16; unset: float32, adafactor's bfloat16",
+    Field("optim.moment_dtype", None,
+          "of the first moment or the momentum: float32 or bfloat16; " + _if_unset("moment_dtype"),
           optional=str, choices=("float32", "bfloat16"), on_resume=REFUSED, synonyms="optim_dtype mu_dtype"),
     # The gradients of a hybrid's ResNet always have the dtype of the activations.
     Field("optim.grad_dtype", "auto",

@@ -16,9 +16,8 @@ from vit_jax.data.shards import STREAMED_BYTES
 from vit_jax.data.sources import Shards, Source, is_in_shards
 from vit_jax.storage import cache, filesystem
 
-MAX_READERS = (
-    64  # of an evaluation; of training, the most that are chosen if the config sets none, unless hosts are more
-)
+# Of an evaluation. Of training, the most that are chosen if the config sets none, unless there are more hosts.
+MAX_READERS = 64
 MAX_EVAL_BYTES = 20e9  # of the shards that one host would hold, which are up to three of each reader
 IMAGE_BYTES = 110_000  # of a photograph of ImageNet
 ONE_BY_ONE = (

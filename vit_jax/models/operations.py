@@ -151,8 +151,8 @@ class PlainOps:
 
         Args:
             x: the rows of all images.
-            kernel: that of queries, keys and values.
-            bias: theirs.
+            kernel: the kernel of queries, keys and values.
+            bias: the bias of queries, keys and values.
             extras: what the model does besides equations 5 to 7.
         """
         qkv = extras.normalised_and_rotated(self.dense(x, kernel, bias, "qkv"), self.norm)  # equation 5
@@ -164,7 +164,7 @@ class PlainOps:
         return activate(self.dense(x, kernel, bias, name))
 
     def narrow(self, hidden: Array, kernel: Array, bias: Array) -> Rows:
-        """Returns `hidden @ kernel + bias`, the second layer of an MLP."""
+        """Returns `hidden @ kernel + bias`, the result of the second layer of an MLP."""
         return self.dense(hidden, kernel, bias, "dense2")
 
     def add_mlp(
