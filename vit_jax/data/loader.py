@@ -45,8 +45,8 @@ from vit_jax.machine import count_cores, keep_freed_memory
 Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 MAX_SKIPPED = 100  # unreadable images in a row
 FAULT_BYTES = 500  # of the sentence on an unreadable image
-ROWS_PER_GROUP = 8  # rows
-MAX_BATCHES = 2**40  # batches
+ROWS_PER_GROUP = 8
+MAX_BATCHES = 2**40
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
 FEW_CORES = 7  # on at most so many, threads read as fast as processes: docs/data.md, "What a host can feed"
 CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow store, ends in the background

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -58,19 +58,39 @@ class Evaluation:
     train_batches: data.EvalBatches | None = None
 
 
-class TaskSums:
-    """The metrics of the head's task, summed batch by batch. For classification: top-1 and top-5 accuracy, the loss.
+class Method(Protocol):
+    """What a kind of evaluation computes; `METHODS` has the method of each kind."""
 
-    Each method has `step`, which returns the jitted function that is called with each batch; `check`, which raises
-    UserError before an image is read; and `measure`, which takes what an evaluator does, see `make_evaluators`.
-    """
+    def step(self, program: Inference) -> Step:
+        """Returns the jitted function that is called with the parameters and each batch."""
+
+    def check(self, evaluation: Evaluation) -> None:
+        """Raises UserError, before an image is read, if data, fields and model do not suit each other.
+
+        `check_labels` has been called before.
+        """
+        return  # `check_labels` is enough where a method does not say otherwise
+
+    def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
+        """Returns metric -> value, and `n`, the number of images; on every host the same.
+
+        Args:
+            evaluation: the evaluation.
+            params: the parameters of the model.
+            tick: is called for each batch.
+            cache: features and logits of the model, which are taken from there if they are present.
+
+        Raises:
+            UserError: an image cannot be read, or the images do not suit the method.
+        """
+
+
+class TaskSums(Method):
+    """The metrics of the head's task, summed batch by batch. For classification: top-1 and top-5 accuracy, the loss."""
 
     def step(self, program: Inference) -> Step:
         """Returns the function whose results are summed."""
         return program.eval_step
-
-    def check(self, evaluation: Evaluation) -> None:
-        """Accepts whatever `check_labels` does."""
 
     def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
         """Returns the mean of each metric over all images with a label, and their number `n`.
@@ -102,7 +122,7 @@ class TaskSums:
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadLogits:
+class HeadLogits(Method):
     """Metrics of the logits of all images, which every host computes.
 
     Attributes:
@@ -133,7 +153,7 @@ class HeadLogits:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenFeatures:
+class FrozenFeatures(Method):
     """Metrics of a classifier that is learnt from frozen features, on the host.
 
     Attributes:
@@ -195,7 +215,7 @@ class FrozenFeatures:
 
 
 # Kind of evaluation -> its method; the rest that is known of a kind is its row of `config.EVAL_KINDS`.
-METHODS: Mapping[str, TaskSums | HeadLogits | FrozenFeatures] = {
+METHODS: Mapping[str, Method] = {
     "classify": TaskSums(),
     "predictions": HeadLogits(score_predictions, check_predictions),
     "masked_patches": TaskSums(),

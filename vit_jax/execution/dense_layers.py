@@ -31,7 +31,7 @@ def widen(x: Rows, kernel: Array, bias: Array, name: str, activate: Activate) ->
 
 
 def narrow(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
-    """Returns the second layer of an MLP. The compiler chooses the communication."""
+    """Returns the result of the second layer of an MLP. The compiler chooses the communication."""
     return add_bias(narrowing_product(hidden, gather(kernel, "dense2/kernel", hidden.dtype)), bias)
 
 
@@ -45,7 +45,7 @@ def widen_per_device(x: Rows, kernel: Array, bias: Array, name: str, activate: A
 
 
 def narrow_per_device(hidden: Hidden, kernel: Float[Array, "mlp width"], bias: Float[Array, " width"]) -> Rows:
-    """Returns the second layer of an MLP. The communication is explicit: the partial results are summed."""
+    """Returns the result of the second layer of an MLP. The communication is explicit: partial results are summed."""
 
     def local(hidden: Hidden, kernel: Array, bias: Array) -> Rows:
         return add_bias(sum_over("mlp", product(hidden, kernel)), bias)

@@ -38,8 +38,9 @@ ALONE = Packing(1, 1, 1)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceOps(PlainOps):
-    """The operations in the forms that a spec names, on the mesh for which the model is traced.
+    """The operations of `PlainOps` in the forms that a spec names, on the mesh for which the model is traced.
 
+    `PlainOps` says what each method computes; here stands only how.
     The tokens of all images are rows of one matrix: all arrays of the blocks then have one layout in memory, that of
     their products.
 
@@ -52,7 +53,7 @@ class DeviceOps(PlainOps):
     packing: Packing = ALONE  # until `for_images`
 
     def for_images(self, spec: ModelSpec, images: int) -> "DeviceOps":
-        """Returns the operations for the blocks of a model, given the number of images in the batch."""
+        """See `PlainOps`."""
         heads = local_size("heads", spec.attention.num_heads)
         sizes = sizes_of_images(spec, local_size("batch", images), spec.tokens, heads)
         # Axial blocks pack their lines themselves.
@@ -60,7 +61,7 @@ class DeviceOps(PlainOps):
         return dataclasses.replace(self, spec=spec, packing=choose_packing(kind, sizes))
 
     def for_lines(self, images: int, lines: int, patches: int) -> "DeviceOps":
-        """Returns the operations for lines of patches, each of which is treated as an image; `lines` in each image."""
+        """See `PlainOps`."""
         spec, images = self.spec, local_size("batch", images) * lines
         heads = local_size("heads", spec.attention.num_heads)
         packing = choose_packing(spec.attention.kind, sizes_of_images(spec, images, patches, heads))
@@ -68,19 +69,19 @@ class DeviceOps(PlainOps):
 
     @property
     def for_pooled(self) -> "DeviceOps":
-        """The operations for one row per image, [batch, width]."""
+        """See `PlainOps`."""
         return dataclasses.replace(self, packing=ALONE)
 
     def rows(self, tokens: Tokens) -> Rows:
-        """Returns the rows of the tokens of all images."""
+        """See `PlainOps`."""
         return self.packing.pack(tokens)
 
     def tokens(self, rows: Rows) -> Tokens:
-        """Returns the tokens of each image."""
+        """See `PlainOps`."""
         return self.packing.unpack(rows)
 
     def place(self, x: Shaped[Array, "..."], *dimensions: str) -> Shaped[Array, "..."]:
-        """Returns `x`, whose dimensions have these names, divided over the devices as `sharding/tables.py` says."""
+        """See `PlainOps`."""
         return constrain(x, dimensions)
 
     def _cast(self, kernel: Array, dtype: DTypeLike) -> Array:
@@ -89,7 +90,7 @@ class DeviceOps(PlainOps):
         return kernel.astype(dtype if follows else jnp.float32)
 
     def dense(self, x: Array, kernel: Array, bias: Array, name: str) -> Array:
-        """Returns `x @ kernel + bias`, see `PlainOps.dense`."""
+        """See `PlainOps`."""
         return dense_layers.dense(x, self._cast(kernel, x.dtype), bias, name)
 
     def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
@@ -131,18 +132,18 @@ class DeviceOps(PlainOps):
         return gather(parameter, name, dtype)
 
     def add(self, x: Rows, table: Float[Array, "tokens width"]) -> Rows:
-        """Returns the rows plus a row of the table for each token of an image."""
+        """See `PlainOps`."""
         added = self.packing.pack(jnp.broadcast_to(table, (self.packing.images, *table.shape)))
         x = norms_and_products.add_bias(x.reshape(-1, *added.shape), added).reshape(x.shape)
         return constrain(x, ("batch", "width"))
 
     def per_token(self, x: Rows, draw: Callable[[tuple[int, int]], Array]) -> Array:
-        """Returns `draw((tokens of all images, width))`, whose rows are arranged as those of `x`."""
+        """See `PlainOps`."""
         tokens = len(x) // self.packing.rows * self.packing.images * self.packing.tokens
         return self.packing.complete(draw((tokens, x.shape[-1])))
 
     def per_image(self, x: Rows, draw: Callable[[int], Array]) -> Array:
-        """Returns factors of the rows of `x`, given `draw(images)`, [images, 1, 1]."""
+        """See `PlainOps`."""
         lines = len(x) // self.packing.rows * self.packing.images
         factors = draw(lines // self.lines)
         factors = factors if self.lines == 1 else jnp.repeat(factors, self.lines, axis=0)
@@ -160,7 +161,7 @@ class DeviceOps(PlainOps):
         return widen(x, self._cast(kernel, x.dtype), bias, name, activate)
 
     def narrow(self, hidden: Array, kernel: Array, bias: Array) -> Rows:
-        """Returns the second layer of an MLP, with the communication that the spec names."""
+        """Returns the result of the second layer of an MLP, with the communication that the spec names."""
         _, narrow = MLPS[self.spec.block.mlp]
         return narrow(hidden, self._cast(kernel, hidden.dtype), bias)
 

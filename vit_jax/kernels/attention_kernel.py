@@ -125,10 +125,10 @@ def _forward_on_tpu(interpret: bool, shape: AttentionShape, qkv: FusedQKV, *tabl
 
 def _forward_plain(shape: AttentionShape, qkv: FusedQKV, *tables: Array) -> list[Array]:
     lse = _lse(shape, len(qkv))
-    return [
-        plain_attention(shape, qkv, tables),
-        jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape),
-    ]
+    # `_backward_plain` does not read the second result. A value of `qkv` instead of zeros gives it the mesh axes over
+    # which the kernel's result varies inside a `shard_map`.
+    unread = jnp.broadcast_to(qkv.ravel()[0].astype(lse.dtype), lse.shape)
+    return [plain_attention(shape, qkv, tables), unread]
 
 
 def _backward_on_tpu(interpret: bool, shape: AttentionShape, *operands: Array) -> list[Array]:
