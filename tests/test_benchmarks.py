@@ -55,7 +55,7 @@ SHOWN = [command for line in LINES for command in commands(line) if command[0] i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SHOWN, ids=" ".join)
-def test_it_runs(command, tmp_path, monkeypatch):
+def test_a_benchmark_that_a_page_shows_runs(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(overhead.cifar10, "plain", smoke.get_config)  # it compiles sooner
     monkeypatch.setattr(plans, "TABLE_6", plans.TABLE_6[:1])
@@ -99,7 +99,7 @@ def test_what_a_restart_costs_is_as_the_page_says():
 
 
 def test_a_host_feeds_what_its_workers_read_and_its_main_process_hands_on():
-    """With 1 ms of a worker, 0.1 ms of the main process; a chip of v5e takes S/16 by 70.5 million cycles at 1.5 GHz."""
+    """A worker takes 1 ms, the main process 0.1 ms; a chip of v5e takes S/16 in 70.5 million cycles at 1.5 GHz."""
     lines = list(feed.hosts_table(1e-4, {("originals", True): 1e-3}))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[3:]]
     assert [row[:4] for row in rows] == [

@@ -115,7 +115,7 @@ def test_bugs_keep_their_traceback():
     ],
 )
 def test_an_answer_that_nobody_reads_to_its_end_is_no_error(words, code, said):
-    """As in `python -m vit_jax.predict ... --csv | head -4`."""
+    """The case of `python -m vit_jax.predict ... --csv | head -4`."""
     reader, writer = os.pipe()
     os.close(reader)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
@@ -135,7 +135,7 @@ def test_another_closed_pipe_is_an_error(capfd, reports):
 
 
 def test_a_run_that_cannot_print_any_more_is_not_done():
-    """As in `python -m vit_jax.main ... 2>&1 | head -3`: exit code 0 would mean that it is finished."""
+    """The case of `python -m vit_jax.main ... 2>&1 | head -3`: exit code 0 would mean that it is finished."""
     reader, writer = os.pipe()
     os.close(reader)
     code = "from vit_jax import cli; cli.run_command(lambda argv: print('x' * 10**6, flush=True))"

@@ -284,7 +284,7 @@ def test_two_hosts_find_what_one_finds(every_kind, tmp_path):
 # The command.
 
 
-def test_it_measures_the_run_by_name_and_by_kind(run, passes):
+def test_evaluate_gives_the_numbers_of_the_run_by_name_and_by_kind(run, passes):
     found = evaluate.evaluate(run, requests=["few", "fewshot:shots=1,5", "knn:k=1,5", "test:split=test[:50]"])
     last = next(line for line in metrics(run) if line["step"] == 20 and "few/n" in line)
     assert {name: found[name] for name in FEW} == {name: last[name] for name in FEW}
@@ -580,7 +580,7 @@ def test_a_folder_without_splits_is_divided_as_the_message_says(run, tmp_path):
 
 
 def test_logits_that_are_not_finite_are_refused(tmp_path, monkeypatch, capsys):
-    """Of weights that are finite but overflow."""
+    """The weights are finite, but the logits overflow."""
     monkeypatch.setattr(cli, "join_hosts", lambda: None)
     for number, level in enumerate((0, 99, 255)):
         folder = tmp_path / "data" / "test" / str(number)

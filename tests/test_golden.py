@@ -24,7 +24,7 @@ def close(found, wanted):
     assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
-def test_it_is_resumed(tmp_path):
+def test_the_run_of_the_first_version_is_resumed(tmp_path):
     config = smoke.get_config()
     config.optim.ema_decay, config.task.mixup, config.total_steps = 0.9, 0.0, 20
     config.eval_every, config.checkpoint_every, config.log_every = 5, 5, 1
@@ -38,12 +38,12 @@ def test_it_is_resumed(tmp_path):
     assert "total_steps: 10 -> 20" in (workdir / "train.log").read_text()
 
 
-def test_it_is_evaluated():
+def test_the_run_of_the_first_version_is_evaluated():
     close(evaluate.evaluate(GOLDEN / "workdir"), EXPECTED["evaluate"])
     close(evaluate.evaluate(GOLDEN / "workdir", best=True), EXPECTED["best"])
 
 
-def test_it_predicts():
+def test_the_run_of_the_first_version_predicts():
     image = np.arange(20 * 16 * 3, dtype=np.uint8).reshape(20, 16, 3)
     for path in ("workdir", "workdir/model.npz", "workdir/checkpoints/10"):
         [found] = predict.predict(GOLDEN / path, [image], top=10)
@@ -52,7 +52,7 @@ def test_it_predicts():
             close(one["probability"], other["probability"])
 
 
-def test_its_names_stay():
+def test_the_names_of_the_first_version_stay():
     assert rows(GOLDEN / "workdir")[0].keys() == {"step", "train/loss", "train/lr"} | {
         f"norm/{what}" for what in ("grads", "params", "updates")
     }
@@ -63,7 +63,7 @@ def test_its_names_stay():
     assert stored | {"resample": "linear"} == interop.describe_model(model)  # which version 0.1.0 did not state
 
 
-def test_its_shards_are_read():
+def test_the_shards_of_the_first_version_are_read():
     config = base.get_config()
     config.data.source = f"array_record:{GOLDEN}/packed"
     for split, wanted in EXPECTED["packed"]["rows"].items():

@@ -171,7 +171,7 @@ def rows(workdir):
 
 
 @pytest.mark.slow
-def test_it_is_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
+def test_masked_patches_are_learnt_without_labels_and_fine_tuned(tmp_path, caplog):
     config = small()
     config.base_lr, config.total_steps, config.eval_every = 1e-2, 12, 12
     metrics = train.train(config, tmp_path / "pre")

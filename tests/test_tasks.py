@@ -96,7 +96,7 @@ def test_cutmix_pastes_one_box_of_the_row_before():
     assert 0.2 < np.mean(areas) < 0.45 and max(areas) > 0.6 and min(areas) < 0.1
 
 
-def test_with_both_each_mixes_half_of_the_steps():
+def test_mixup_and_cutmix_together_each_mix_half_of_the_steps():
     mixed = list(cut(300, cutmix=1.0, mixup=1.0, mixup_probability=0.8))
     blended = np.mean([len(np.unique(images[1])) == 1 and images[1].flat[0] != 2 for images, _ in mixed])
     boxes = np.mean([len(np.unique(images[1])) == 2 for images, _ in mixed])

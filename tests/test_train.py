@@ -131,7 +131,7 @@ def large(run, tmp_path):
 
 @pytest.mark.slow
 def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monkeypatch):
-    """And gives the same numbers whatever they are."""
+    """The numbers are the same whatever batch and workers are."""
     told, read, limit = [], loader.LocalBatches, loaded_model.MOST_ACTIVATION_BYTES
 
     def recorded(*args, batch, workers, **rest):

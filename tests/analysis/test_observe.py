@@ -72,7 +72,7 @@ def test_logits_are_those_of_the_model_to_the_digit(plain):
     np.testing.assert_array_equal(seen.logits, logits)
 
 
-def test_with_the_kernel_it_is_the_same(loaded, plain):
+def test_a_model_with_the_attention_kernel_is_observed_as_the_plain_one(loaded, plain):
     """The kernel computes the logits; the weights are those of the plain form."""
     program = loaded.program
     fused = make_inference(program.model.with_attention("fused"), program.mesh, program.params)

@@ -64,5 +64,5 @@ def test_every_table_of_the_page_can_be_checked():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
 def test_a_step_costs_no_more_than_is_kept(capsys):
-    """Of the two rows the one with the kernel and with exchange; B/16 takes twice as long to compile."""
+    """One of two rows is tried, that with the kernel and with exchange; B/16 takes twice as long to compile."""
     assert not tpu_check.check(tpu.CHECKED[1:], None), capsys.readouterr().out

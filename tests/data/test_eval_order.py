@@ -80,7 +80,7 @@ def test_a_host_reads_the_shards_of_its_part_alone_and_batches_are_those_of_any_
 
 
 @pytest.mark.slow
-def test_nor_on_worker_processes(shards, tmp_path):  # noqa: F811
+def test_evaluated_batches_do_not_depend_on_the_number_of_workers(shards, tmp_path):  # noqa: F811
     local = f"array_record:{tmp_path}/set"
     assert_same(evaluated(local, np.arange(16), workers=2), evaluated(local, np.arange(16)))
 

@@ -70,7 +70,7 @@ def labels_of(source):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [tiny_imagenet, imagenet])
-def test_it_trains_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
+def test_a_run_on_a_folder_is_evaluated_and_predicts_in_words(tree, tmp_path, capsys):
     root, run = tree(tmp_path / "data"), tmp_path / "run"
     words = [f"--config={ROOT}/configs/folder.py", f"--config.data.source=folder:{root}", f"--workdir={run}"]
     words += ["--config.data.split=train", "--config.evals.test.split=val", "--config.model.name=ViT-mu/16"]
@@ -244,7 +244,7 @@ def test_what_is_left_out_is_told_by_reason(tmp_path, capsys):
 
 
 def test_a_folder_that_was_read_before_has_its_fingerprint(tmp_path):
-    """Of version 0.1.0: a run on it goes on."""
+    """The fingerprint is that of version 0.1.0, so that a run on the folder goes on."""
     for path in ("train/cat/1.png", "train/cat/2.jpg", "train/dog/3.webp", "val/dog/4.png", "val/cat/5.gif"):
         write_image(tmp_path / path)
     (tmp_path / "val" / "labels.csv").write_text("4.png,cat\n5.gif,dog\n")  # class folders come first

@@ -300,7 +300,7 @@ def test_too_large_images_are_refused_before_they_are_decoded():
             decode.EncodedImage(data, "x").crop(0, 0, 8, 8)
 
 
-def test_of_an_animation_the_first_frame():
+def test_the_first_frame_of_an_animation_is_read():
     frames = [Image.new("RGB", (7, 5), colour) for colour in ("red", "blue")]
     for suffix in ("GIF", "WEBP", "PNG"):
         data = encoded(frames[0], suffix, save_all=True, append_images=frames[1:], lossless=True)

@@ -107,7 +107,7 @@ def test_a_batch_holds_copies_of_its_images_each_augmented_anew(repeats):
     assert_same(take(3, order=order, start=5), taken[5:])
 
 
-def test_nor_on_workers():
+def test_batches_do_not_depend_on_the_number_of_workers():
     assert_same(take(3, workers=2), take(3))
 
 

@@ -99,7 +99,7 @@ def test_which_are_readable(odd):
 
 @pytest.mark.slow  # that an image is replaced is tried in test_train too
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
+def test_a_run_replaces_unreadable_images(odd, tmp_path, caplog, workers):
     odd.data.bad_images, odd.data.max_bad, odd.data.workers = "replace", 0.4, workers
     metrics = train.train(odd, tmp_path / "run")
     assert metrics["test/n"] == 2 and np.isfinite(metrics["test/loss"])
@@ -110,7 +110,7 @@ def test_it_trains_with_replace(odd, tmp_path, caplog, workers):
 
 
 @pytest.mark.slow
-def test_it_trains_and_resumes_where_no_name_is_utf8(tiny, tmp_path):
+def test_a_run_resumes_where_no_name_is_utf8(tiny, tmp_path):
     root = os.fsencode(tmp_path) + b"/d\xe9j\xe0"
     for folder in (b"/train/caf\xe9", b"/train/tea", b"/val/caf\xe9", b"/val/tea"):
         os.makedirs(root + folder)
@@ -133,7 +133,7 @@ def test_it_trains_and_resumes_where_no_name_is_utf8(tiny, tmp_path):
     ("share", "sentence"),
     [("fail", "data.bad_images=replace"), (0.001, r"more than the 0 that --config.data.max_bad=0.001 allows")],
 )
-def test_it_fails_by_name(odd, tmp_path, share, sentence):
+def test_an_unreadable_image_is_named(odd, tmp_path, share, sentence):
     if share != "fail":
         odd.data.bad_images, odd.data.max_bad = "replace", share
     names = "|".join(BAD)

@@ -148,7 +148,7 @@ def test_slices_are_streamed(shards):
 
 
 @pytest.mark.slow
-def test_nor_on_worker_processes(shards, tmp_path):
+def test_streamed_batches_do_not_depend_on_the_number_of_workers(shards, tmp_path):
     local = f"array_record:{tmp_path}/set"
     assert_same(stream(local, 12, workers=2), stream(local, 12))
 

@@ -206,7 +206,7 @@ def test_arguments_of_a_pipe_may_be_named(layout, tmp_path):
 
 
 def test_a_stated_pipe_decides_the_resolution(tmp_path, capsys):
-    """As DINOv2's are published: the positions are of 518 pixels, the processor crops 224."""
+    """DINOv2 is published so: the positions are of 518 pixels, the processor crops 224."""
     model, params = small()
     pipe = "torch_resize(9,'bicubic')|torch_center_crop(8)|value_range(-1,1)"
     vit_jax.save(tmp_path / "x", dataclasses.replace(model, preprocess=pipe), params, layout="huggingface")

@@ -112,7 +112,7 @@ def assert_same_arrays(found, expected):
 
 @pytest.mark.parametrize("name", [*HERE, *(pytest.param(name, marks=pytest.mark.slow) for name in ELSEWHERE)])
 def test_logits_equal_the_authors_and_the_file_comes_back(name, tmp_path):
-    """Of a bare file of timm, which does not state the number of heads, and of a folder of transformers."""
+    """The file is a bare one of timm, which does not state the number of heads, or a folder of transformers."""
     layout = "timm" if name.startswith("timm") else "huggingface"
     path, expected = fixture(name)
     given = {"timm_bit": {"resolution": 64}}.get(name, {"num_heads": 3} if layout == "timm" else {})
@@ -138,7 +138,7 @@ def test_a_distilled_model_passes_between_the_layouts():
 
 @pytest.mark.parametrize("name", IN_MEMORY)
 def test_names_of_models_in_memory_are_read(name, tmp_path):
-    """Of transformers 5.23: `state_dict`, not `save_pretrained`. What is written has the names of files."""
+    """The names are those of `state_dict` of transformers 5.23, not of `save_pretrained`, which are written."""
     path, expected = fixture(name)
     model, params = vit_jax.load(path.parent)
     for key, ours in outputs_of(model, params, expected["images"]).items():
@@ -236,7 +236,7 @@ def test_two_arrays_for_one_parameter_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["timm_vit_map", "hf_dinov2"])
 def test_a_prefix_that_some_arrays_lack_is_named(name, tmp_path):
-    """As where a head was trained beside a backbone, or two sets of weights were saved together."""
+    """Such files come from a head trained beside a backbone, or from two sets of weights saved together."""
     path, given = write_renamed(tmp_path, name, lambda key: ["loss.weight" if "fc1.bias" in key else f"backbone.{key}"])
     with pytest.raises(UserError, match=r"loss\.weight"):
         vit_jax.load(path, **given)

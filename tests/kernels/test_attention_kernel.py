@@ -67,7 +67,7 @@ def pack(packing, x, empty=0.0):
 
 
 def rows_of_images(packing, x):
-    """As `unpack`, of a NumPy array."""
+    """The result of `unpack`, for a NumPy array."""
     tokens = x[:, : packing.images * packing.tokens]
     return tokens.reshape(-1, packing.tokens, x.shape[-1])
 
@@ -114,7 +114,7 @@ def test_equals_plain_attention_in_float64(images, tokens, heads, head_dim, dtyp
 
 
 def test_images_share_rows_where_that_leaves_fewer_empty():
-    """And a step of the grid can take them all."""
+    """A step of the grid can take all of these images."""
     larger = kernels.Division(registers=2600)
 
     def chosen(*sizes):
@@ -143,7 +143,7 @@ def test_what_is_no_number_stays_in_its_image(sharing):
 
 
 def test_steps_over_the_queries(monkeypatch):
-    """As for long sequences; the last block of queries overlaps the one before it."""
+    """Long sequences need such steps; the last block of queries overlaps the one before it."""
     monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", 1)
     packing = choose_packing(197, 2, 2)
     assert attention_shape.make_shape((2, 200, 384), packing, 2, 4).query_steps == 2
@@ -160,7 +160,7 @@ def test_steps_over_the_queries(monkeypatch):
     ],
 )
 def test_tiles_of_256_queries(tokens, images, registers, expected, monkeypatch):
-    """As on v6e, unless they would compute many more queries than tiles of 128."""
+    """The tiles of v6e are taken unless they would compute many more queries than tiles of 128."""
     monkeypatch.setattr(attention_shape, "MAX_STEP_REGISTERS", min(registers, attention_shape.MAX_STEP_REGISTERS))
     wide = kernels.Division(256, registers)
     packing = choose_packing(tokens, 2, images, wide)

@@ -137,7 +137,7 @@ def block_results(spec, rows, mesh=None):
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}])
 def test_a_block_equals_that_of_the_layers(axes, tiny):
-    """With the same parameters; 272 rows a device on eight. Where hidden channels are split, the layers compute it."""
+    """Both have the same parameters, and 272 rows a device on eight; split hidden channels are left to the layers."""
     jit, fused = (create("ViT-mu/16", mlp=mlp, attention="tokens_first", **SMALL).spec for mlp in ("jit", "fused"))
     tiny.mesh.update(axes)
     mesh = sharding.make_mesh(tiny) if axes else None

@@ -17,7 +17,7 @@ from vit_jax.planning import targets
 
 
 def compile_unit(device):
-    """With a stride, as the first unit of a stage has it, for eight images."""
+    """Compiles a unit with a stride, as the first one of a stage has, for eight images."""
     mesh = Mesh(np.reshape([device], [1] * len(sharding.AXES)), sharding.AXES)
     unit, shape = Unit(width=128, stride=2), (8, 56, 56, 256)
 

@@ -91,7 +91,7 @@ def test_the_file_for_peft_changes_the_weights_of_transformers_to_the_merged_one
 
 
 def test_the_file_has_the_names_that_peft_gives(tmp_path):
-    """Of all layers of the blocks, and of the classifier."""
+    """The adapters are those of all layers of the blocks, and of the classifier."""
     model, params = vit_jax.load(PEFT / "base")
     leaves = add_adapters(jax.tree.map(jnp.asarray, params), 2, 6.0, "attention,mlp", jax.random.key(0))
     interop.save_adapter(tmp_path, model, Adapters().select(jax.tree.map(np.asarray, leaves)), 2, 6.0, "hf-hub:a/b")
@@ -272,7 +272,7 @@ def test_adapters_of_another_model_are_refused(tmp_path):
 @pytest.mark.parametrize("fields", [{}, {"qk_norm": True}], ids=["transformers", "ours"])
 @pytest.mark.parametrize("noted", [True, False])
 def test_the_head_of_the_base_is_left_out(fields, noted, tmp_path):
-    """As fine-tuning leaves it out: the tanh layer, too. `noted`: our file, which describes the model."""
+    """Fine-tuning leaves it out so, with the tanh layer. `noted`: our file, which describes the model."""
     model, params, with_adapters = adapted("gelu", **fields)
     random = np.random.default_rng(2)
     expected = written(tmp_path / "adapter", model, params, with_adapters)

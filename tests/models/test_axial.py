@@ -64,14 +64,14 @@ def test_an_axial_vit_has_each_block_of_a_vit_twice():
 
 
 def attention(x, p):
-    """Of one line of patches."""
+    """Attention within one line of patches."""
     q, k, v = np.einsum("td,dshc->shtc", x, p["qkv"]["kernel"]) + p["qkv"]["bias"][:, :, None]
     weights = scipy.special.softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), -1)
     return np.einsum("htc,hcd->td", weights @ v, p["out"]["kernel"]) + p["out"]["bias"], weights
 
 
 def block(x, p):
-    """Of one line of patches."""
+    """The block of one line of patches."""
     branch, weights = attention(layer_norm(x, p["norm1"], 1e-6), p["attention"])
     x = x + branch
     hidden = layer_norm(x, p["norm2"], 1e-6) @ p["mlp"]["dense1"]["kernel"] + p["mlp"]["dense1"]["bias"]
@@ -128,7 +128,7 @@ def convolved(x, p, suffix, stride=1, epsilon=1e-4):
 
 
 def means(x):
-    """Of 2x2 places; an odd number of rows is completed by one of zeros, which counts."""
+    """The means of 2x2 places; an odd number of rows is completed by one of zeros, which counts."""
     x = np.pad(x, ((0, x.shape[0] % 2), (0, x.shape[1] % 2), (0, 0)))
     return (x[::2, ::2] + x[1::2, ::2] + x[::2, 1::2] + x[1::2, 1::2]) / 4
 

@@ -119,7 +119,7 @@ def test_the_other_form_has_the_units_of_the_hybrids():
     np.testing.assert_allclose(features, expected.mean((1, 2)), rtol=1e-5, atol=1e-5)
 
 
-def test_it_starts_as_published():
+def test_a_bit_starts_as_published():
     params = jax.jit(tiny(head_bias=-10.0).init)(jax.random.key(0), images_of())
     assert not params["head"]["kernel"].any() and np.all(params["head"]["bias"] == -10)
     block = params["stage2"]["unit1"]

@@ -112,7 +112,7 @@ STEPS = {
 @pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", ["ViT", "axial", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_a_step_has_the_same_numbers(name, scan, tiny):
-    """With dropout, stochastic depth and adapters; scanned blocks draw as unrolled ones do."""
+    """The model has dropout, stochastic depth and adapters; scanned blocks draw as unrolled ones do."""
     tiny.batch, tiny.adapt.rank, tiny.model.scan = 4, 2, scan
     tiny.task.mixup = 0.0
     tiny.model.dropout_rate, tiny.model.stochastic_depth = 0.3, 0.5

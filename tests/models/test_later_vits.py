@@ -70,7 +70,7 @@ def rotated(x, row, column, scale):
 
 
 def attention(x, p, grid, before, reference):
-    """Of one image's tokens."""
+    """Attention of one image's tokens."""
     q, k, v = np.einsum("td,dshc->shtc", x, p["qkv"]["kernel"]) + p["qkv"]["bias"][:, :, None]
     q, k = norm(q, p["query_norm"]), norm(k, p["key_norm"])
     for index, place in enumerate(np.ndindex(*grid)):

@@ -225,7 +225,7 @@ ALONE = [pytest.param(fields, marks=pytest.mark.slow) for fields in ONE_BY_ONE]
 
 @pytest.mark.parametrize("fields", [*ALONE, {"scan": True, "remat": "full"}], ids=str)
 def test_scan_and_remat_change_nothing(fields, plain_training):
-    """With dropout and stochastic depth, from the same key."""
+    """Dropout and stochastic depth are drawn from the same key."""
     for found, expected in zip(train_once(**fields), plain_training, strict=True):
         chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -241,7 +241,7 @@ def test_attention_implementations_agree():
 
 @pytest.mark.parametrize("pooling", ["token", *(pytest.param(p, marks=pytest.mark.slow) for p in ("gap", "map"))])
 def test_the_attention_kernel_equals_the_plain_form(pooling):
-    """Of 16 or 17 tokens in packed rows, the same ones dropped; each gradient relative to its largest value."""
+    """Rows pack 16 or 17 tokens, of which the same are dropped; gradients are relative to their largest value."""
     fields = {"depth": 1, "pooling": pooling, "dropout_rate": 0.1, "stochastic_depth": 0.3}
     plain, fused = (tiny(attention=attention, **fields) for attention in ("heads_first", "fused"))
     params, images = params_of(plain), images_of()
@@ -326,7 +326,7 @@ def test_attention_chosen_in_lowering_costs_nothing():
 
 
 def assert_same_gradients(ours, plain, *arguments):
-    """Of every output, with respect to every argument."""
+    """Compares the gradients of every output with respect to every argument."""
 
     def gradients_of(function, *arguments):
         outputs, transpose = jax.vjp(function, *arguments)
@@ -363,7 +363,7 @@ def test_bfloat16_is_close_to_float32(attention):
 
 
 def test_remat_computes_again_what_its_name_says():
-    """With the attention kernel: products of the gradient of one block beside it, and calls of its kernels."""
+    """Counted are calls of the attention kernel, and the other products of the gradient of one block."""
 
     def count(jaxpr, name):
         inner = sum(count(each, name) for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params))
@@ -430,7 +430,7 @@ def test_a_distilled_head_reads_the_first_register_and_the_logits_are_the_mean_o
 
 
 def test_dropout_stands_after_positions_and_keeps_the_mean():
-    """With blocks that add nothing, their output is the embedding after dropout: zeros or scaled values."""
+    """The output of blocks that add nothing is the embedding after dropout: zeros or scaled values."""
     model = tiny(dropout_rate=0.25, depth=1)
     params = params_of(model)
     params["encoder"]["blocks"] = jax.tree.map(jnp.zeros_like, params["encoder"]["blocks"])

@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_the_device_forms(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernels", "all at once in packed rows", "axial"])
 def test_device_forms_in_bfloat16_are_within_the_tolerance_of_a_kernel(name):
-    """Of the plain form in float32: the Euclidean norm of the difference, in the norm of the array."""
+    """The difference from the plain form in float32 is measured by its Euclidean norm, in the norm of the array."""
     logits, grads = gradients(MODELS[name].with_fields(dtype="bfloat16"), None)
     plain, plain_grads = gradients(MODELS[name], PlainOps())
     pairs = list(zip(jax.tree.leaves((logits, grads)), jax.tree.leaves((plain, plain_grads)), strict=True))
