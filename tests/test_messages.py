@@ -104,3 +104,11 @@ def test_the_messages_are_those_that_were_read():
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
+
+
+def test_messages_end_with_a_full_stop():
+    """Where data and weights are read they may be clauses that a caller continues, as in `{error}; repair it`."""
+    readers = ("vit_jax/data/", "vit_jax/interop/", "vit_jax/pack.py", "vit_jax/describe.py")
+    files = [file for file in GOLDEN.read_text().split("\n\n") if not file.startswith(readers)]
+    errors = [line for file in files for line in file.splitlines() if line.startswith("  UserError: ")]
+    assert len(errors) > 250 and not [line for line in errors if not line.endswith((".", "?", "}", "]"))]

@@ -44,7 +44,7 @@ def check_workdir(workdir: str | Path) -> str:
 def check_utf8(path: str) -> None:
     """Raises UserError if a path is not UTF-8, which the library that writes and reads checkpoints needs."""
     if encode_text(path) != os.fsencode(path):
-        raise UserError(f"{path} is not UTF-8, as the path of checkpoints must be; choose another folder")
+        raise UserError(f"{path} is not UTF-8, as the path of checkpoints must be; choose another folder.")
 
 
 def check_init_from(source: str | None, location: str) -> None:
