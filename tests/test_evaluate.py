@@ -545,7 +545,7 @@ def test_what_does_not_suit_the_model_is_refused_before_it_is_read(run, passes):
 
 @pytest.mark.slow
 def test_metrics_go_to_weights_and_biases_too(few, run, tmp_path, monkeypatch):
-    """By a stand-in for the library, which the tests do not need."""
+    """A stand-in takes the place of the library, which the tests do not need."""
     logged, begun = [], []
     module = types.ModuleType("wandb")
     module.errors = types.SimpleNamespace(Error=RuntimeError)

@@ -119,7 +119,7 @@ def test_the_page_shows_commands_that_exist_and_the_limits_of_their_parts():
 
 @pytest.mark.slow
 def test_a_rehearsal(tmp_path):
-    """In the smallest shapes, beside no other library."""
+    """The shapes are the smallest, and no other library stands beside."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-m", "benchmarks.gpu", "second", "--rehearse", f"--out={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

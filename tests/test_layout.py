@@ -171,7 +171,7 @@ def test_no_hidden_defaults():
 
 
 def test_the_keys_of_what_is_kept_cover_the_package():
-    """But in planning/, whose keys have the whole program besides its own source."""
+    """The keys in planning/ are left out: they have the whole program besides its own source."""
     for module, source in SOURCES.items():
         for folder in re.findall(r"source_digest\((Path\(__file__\).*?)\)", source):
             covered = eval(folder, {"Path": Path, "__file__": str(FILES[module])})

@@ -157,7 +157,7 @@ def test_evaluation_chooses_batch_and_workers_for_this_machine(run, large, monke
 
 @pytest.mark.slow
 def test_evaluation_of_another_split(run, large, monkeypatch, capsys):
-    """By the first of the run's evaluations. Two parts make the whole."""
+    """The first of the run's evaluations is made on it. Two parts make the whole."""
     parts = [evaluate.evaluate(large, split=split, batch=64) for split in ("test[:64]", "test[64:]")]
     assert [part["test/n"] for part in parts] == [64, 295] and not any("train/loss" in part for part in parts)
     for name in ("accuracy", "top5"):

@@ -13,7 +13,7 @@ WNIDS = interop.class_wnids(1000)
 
 
 def score(evaluation, source, logits, labels):
-    """By a model with as many classes as there are logits."""
+    """The scores of a model with as many classes as there are logits."""
     model = create("ViT-mu/4", num_classes=logits.shape[1])
     return predictions.score_predictions(evaluation, source, model, logits, labels)
 

@@ -187,7 +187,7 @@ def test_threads_read_the_arrays_that_they_ask_for(monkeypatch):
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize("target", ["x.npz", "x.safetensors", "timm/", "huggingface/"])
 def test_weights_that_are_not_finite_are_refused(target, value, tmp_path):
-    """In the first array of the file that has such a value, however few of its values they are."""
+    """The sentence names the first array of the file that has such a value, however few they are."""
     model, params = small()
     params = params | {"head": params["head"] | {"bias": np.array([0, 0, 0, value, 0], np.float32)}}
     vit_jax.save(tmp_path / target, model, params, layout=target[:-1] if target.endswith("/") else None)

@@ -329,7 +329,7 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
 
 
 def test_the_digest_of_a_large_file_is_remembered(tmp_path, monkeypatch):
-    """By the next process, too, until the file is another; and without a cache it is computed."""
+    """The next process knows it, too, until the file is another. Without a cache it is computed."""
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(locate, "REMEMBERED_BYTES", 0)
     read, path = [], tmp_path / "weights.npz"

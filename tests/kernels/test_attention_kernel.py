@@ -54,7 +54,7 @@ def exact_attention(qkv, heads, cotangent):
 
 
 def normal(seed, shape, dtype="float32"):
-    """By NumPy, as JAX compiles a program for each shape."""
+    """Normal numbers, drawn by NumPy, as JAX compiles a program for each shape."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
 
 

@@ -117,7 +117,7 @@ def test_adapters_by_peft_have_its_logits(monkeypatch):
     [({}, ["cls_classifier", "distillation_classifier"]), ({"qk_norm": True}, ["head", "distilled_head"])],
 )
 def test_the_file_for_peft_has_both_heads_of_a_distilled_model(fields, names, tmp_path):
-    """By transformers' names, or by ours where it has no such model."""
+    """The names are those of transformers, or ours where it has no such model."""
     model, params, with_adapters = adapted("gelu", registers=1, distilled_head=True, **fields)
     interop.save_adapter(tmp_path, model, Adapters().select(with_adapters), RANK, ALPHA)
     described = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -291,7 +291,7 @@ def test_the_head_of_the_base_is_left_out(fields, noted, tmp_path):
 
 @pytest.mark.slow
 def test_the_folder_of_a_run_is_loaded_as_its_model(tiny, tmp_path):
-    """From weights with a tanh layer, other classes and another resolution; then adapters of these adapters."""
+    """The first run starts from weights with a tanh layer, other classes and another resolution, a second from it."""
     tiny.optim.name, tiny.total_steps, tiny.model.dropout_rate, tiny.model.position = "sgd", 2, 0.0, "learned"
     tiny.checkpoint_every = tiny.eval_every = 2
     smaller = create(

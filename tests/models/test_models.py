@@ -265,7 +265,7 @@ def test_the_attention_kernel_equals_the_plain_form(pooling):
 
 @pytest.mark.slow
 def test_capture_leaves_the_logits_of_the_kernel_as_they_are():
-    """To the digit; the weights are those of the plain form."""
+    """The logits are equal to the digit; the weights are those of the plain form."""
     model = tiny(attention="fused")
     params = params_of(model)
     with kernels.interpret_kernels():

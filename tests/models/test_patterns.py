@@ -160,7 +160,7 @@ def test_relative_positions_are_those_of_the_pairs_that_attend():
 
 
 def test_what_is_multiplied(monkeypatch):
-    """By hand, for 8 x 8 patches in blocks of 4, and a class token."""
+    """Counted by hand, for 8 x 8 patches in blocks of 4, and a class token."""
     full, local = (model_of(pattern, window, (8, 8), depth=1) for pattern, window in (("full", 0), ("local", 4)))
     spec = full.vit
     channels, saved = spec.width, 64 * 64 - 64 * 3 * 4

@@ -243,7 +243,7 @@ def test_training_on_8_devices_is_that_on_one(tiny, name):
 
 
 def test_the_kernel_computes_relative_positions():
-    """Where the tokens that have a place follow one another."""
+    """The kernel needs tokens with places that follow one another."""
 
     def calls(**fields):
         model = tiny(depth=1, **fields)

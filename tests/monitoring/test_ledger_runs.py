@@ -20,7 +20,7 @@ def read(workdir):
 
 
 def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
-    """By a clock outside the run; steps after the last save, as far as they were written, are done again."""
+    """A clock outside the run measures it. Steps after the last save, as far as they were written, are done again."""
     workdir, pause, slow = tmp_path / "run", 3.0, 0.4
     words = ["--config.checkpoint_every=20"]
     began = time.time()

@@ -150,7 +150,7 @@ def test_a_bad_batch_changes_nothing_but_the_counters(tiny, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adafactor", "muon", "schedule_free_adamw", "gsam"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(kind, tmp_path):
-    """For optimizers whose states have forms of their own; those of the others are trees like AdamW's or SGD's."""
+    """The states of these optimizers have forms of their own; those of the others are trees like AdamW's or SGD's."""
 
     def stop(step, metrics):
         if step == 4:

@@ -15,7 +15,7 @@ from vit_jax.planning import time_estimate
 
 @pytest.mark.parametrize("stride, padding, spread, holes", [(1, (1, 1), 1, 1), (2, (3, 2), 1, 1), (1, (2, 0), 2, 3)])
 def test_a_convolution_counts_products_that_lie_on_the_image(stride, padding, spread, holes):
-    """By numbers: of ones with ones, each result is the count of its products."""
+    """In a convolution of ones with ones, each result is the count of its products."""
     image, kernel = np.ones((2, 9, 7, 6), np.float32), np.ones((3, 3, 2, 12), np.float32)
 
     def convolve(image, kernel):
