@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, refuse
+from vit_jax.config import FIELDS
 from vit_jax.models.flat_keywords import image_size, row
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 
@@ -37,6 +38,7 @@ Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
+ROTARY_THETA: float = FIELDS["model.rotary_theta"].default
 LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative")  # made for one grid of patches
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
@@ -150,6 +152,10 @@ class PositionSpec:
                 f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.",
             ),
             (not 1 < self.rotary_theta < math.inf, f"rotary_theta must be above 1, not {self.rotary_theta}."),
+            (
+                self.rotary == "none" and self.rotary_theta != ROTARY_THETA,
+                "rotary_theta is a field of rotary='axial' and 'centred'; give one of these as well.",
+            ),
         )
         check_least(self, 0, "relative_clip")
 
