@@ -112,15 +112,15 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
     vit_jax.save(tmp_path / "x", *small(), layout="huggingface")
     config = tmp_path / "x" / "config.json"
     stated = json.loads(config.read_text())
-    for kind in ("clip_vision_model", ["vit"]):
-        config.write_text(json.dumps({"vision_config": stated | {"model_type": kind}, "model_type": "clip"}))
+    for kind in ("blip_vision_model", ["vit"]):
+        config.write_text(json.dumps({"vision_config": stated | {"model_type": kind}, "model_type": "blip"}))
         with pytest.raises(UserError, match="of the models of transformers vit_jax reads only vit, deit") as caught:
             vit_jax.load(tmp_path / "x")
-        assert "its model_type is clip_vision_model" in str(caught.value) or kind == ["vit"]
-    arrays = {"embeddings.patch_embedding.weight": np.zeros((24, 3, 8, 8), np.float32)}
-    arrays["pre_layrnorm.weight"] = np.zeros(24, np.float32)
+        assert "its model_type is blip_vision_model" in str(caught.value) or kind == ["vit"]
+    arrays = {"patch_embed.proj.weight": np.zeros((24, 3, 8, 8), np.float32), "norm_pre.weight": np.zeros(24)}
+    arrays["blocks.0.attn.qkv.weight"] = np.zeros((72, 24), np.float32)
     safetensors.numpy.save_file(arrays, tmp_path / "clip.safetensors")
-    with pytest.raises(UserError, match="the image encoder of a CLIP"):
+    with pytest.raises(UserError, match="as in CLIP, whose files vit_jax reads only as transformers writes them"):
         vit_jax.load(tmp_path / "clip.safetensors")
     safetensors.numpy.save_file({"layers.0.weight": np.zeros(3)}, tmp_path / "x" / "model.safetensors")
     for content, words in (({"architecture": "swin_tiny"}, "timm's swin_tiny"), (stated, "a vit of transformers")):

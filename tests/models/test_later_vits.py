@@ -13,6 +13,7 @@ from vit_jax import UserError, interop, kernels, tree
 from vit_jax.model import create, parameter_shapes
 from vit_jax.models import PlainOps
 from vit_jax.models.mlp import ACTIVATIONS
+from vit_jax.models.rotary import ROTARIES
 
 # Every variant at once, on a grid of 4x3 patches.
 ALL = {
@@ -25,12 +26,15 @@ ALL = {
     "position_rows": "class",
     "rotary": "axial",
     "rotary_grid": 6,
+    "rotary_theta": 100.0,
     "qk_norm": True,
+    "qkv_bias": "query_value",
     "activation": "swiglu",
     "norm_epsilon": 1e-3,
     "layer_scale": 0.5,
     "pooling": "token_gap",
     "final_norm": "pooled",
+    "projection": 5,
 }
 IMAGES = (4, 32, 24, 3)
 
@@ -64,14 +68,15 @@ def norm(x, leaves, epsilon=ALL["norm_epsilon"]):
 def rotated(x, row, column, scale):
     """The channels of a head as complex numbers, turned by row (first half) and column."""
     quarter = x.shape[-1] // 4
-    angles = np.concatenate([place * 10_000.0 ** (-np.arange(quarter) / quarter) for place in (row, column) * scale])
+    angles = np.concatenate([place * 100.0 ** (-np.arange(quarter) / quarter) for place in (row, column) * scale])
     turned = (x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
     return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
 
 
 def attention(x, p, grid, before, reference):
     """Attention of one image's tokens."""
-    q, k, v = np.einsum("td,dshc->shtc", x, p["qkv"]["kernel"]) + p["qkv"]["bias"][:, :, None]
+    q, k, v = np.einsum("td,dshc->shtc", x, p["qkv"]["kernel"])
+    q, v = (x + bias[:, None] for x, bias in zip((q, v), p["qkv"]["bias"], strict=True))
     q, k = norm(q, p["query_norm"]), norm(k, p["key_norm"])
     for index, place in enumerate(np.ndindex(*grid)):
         for part in (q, k):
@@ -100,7 +105,7 @@ def evaluate(params, image, grid, registers=3):
         hidden = a * scipy.special.expit(a) * b
         x = x + p["layer_scale2"] * (hidden @ p["mlp"]["dense2"]["kernel"] + p["mlp"]["dense2"]["bias"])
     pooled = norm(np.concatenate([x[0], x[1 + registers :].mean(0)]), params["pooled_norm"])
-    return pooled @ params["head"]["kernel"] + params["head"]["bias"]
+    return pooled @ params["projection"]["kernel"] @ params["head"]["kernel"] + params["head"]["bias"]
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +148,33 @@ def test_every_parameter_has_a_gradient(everything):
 def test_ways_to_compute_change_nothing(everything, fields):
     found = run(**{"attention": "tokens_first"} | fields)
     chex.assert_trees_all_close(found, everything, rtol=1e-4, atol=1e-5)
+
+
+def test_centred_rotation_is_that_of_places_in_the_image():
+    """DINOv3's formula, evaluated patch by patch; it does not turn the tokens before the patches."""
+    spec = tiny(rotary="centred", rotary_theta=100.0, registers=2, resolution=(32, 24)).spec
+    found, quarter = ROTARIES["centred"](spec), spec.head_dim // 4
+    assert not found[:3].any()
+    for (row, column), angles in zip(np.ndindex(4, 3), found[3:], strict=True):
+        places = (row + 0.5) / 4 * 2 - 1, (column + 0.5) / 3 * 2 - 1
+        expected = [2 * np.pi * place / 100 ** (pair / quarter) for place in places for pair in range(quarter)]
+        np.testing.assert_allclose(angles, expected, atol=1e-12)
+
+
+def test_quick_gelu():
+    x = np.linspace(-4, 4, 9)
+    found = ACTIVATIONS["quick_gelu"].activate(PlainOps(), jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, x / (1 + np.exp(-1.702 * x)), atol=1e-6)
+
+
+def test_without_biases_the_projections_have_none():
+    model, biased = tiny(qkv_bias="none", depth=1), tiny(depth=1)
+    params = params_of(model)
+    given = jax.tree.map(lambda leaf: leaf, params)
+    assert "bias" not in given["encoder"]["blocks"]["attention"]["qkv"]
+    given["encoder"]["blocks"]["attention"]["qkv"]["bias"] = np.zeros((1, 3, 2, 16), np.float32)
+    assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, params_of(biased))
+    np.testing.assert_array_equal(apply(model, params, images_of())[0], apply(biased, given, images_of())[0])
 
 
 def test_exact_gelu_is_exact():

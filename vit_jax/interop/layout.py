@@ -46,6 +46,7 @@ class Leaf(NamedTuple):
     name: str
     ones: int = 0  # leading dimensions of 1 that the array has and our parameter lacks
     arrange: Callable[[np.ndarray], np.ndarray] | None = None  # our parameter -> a view with the axes of the file
+    merged: int = 1  # leading dimensions of this view that are one in the file
 
 
 class Stack(NamedTuple):
@@ -495,14 +496,15 @@ def read_parameters(archive: Archive, table: ParameterTable, shapes: Shapes) -> 
     parameters: dict[str, np.ndarray] = {name: np.empty(shapes[name], np.float32) for name in table}
     views = _views(table, parameters)
 
-    def read_views(name: str, views: list[np.ndarray]) -> None:
-        joined = views[0] if len(views) == 1 else np.empty(_joined_shape(views), np.float32)
+    def read_views(name: str, views: list[View]) -> None:
+        is_whole = len(views) == 1 and views[0].merged == 1
+        joined = views[0].array if is_whole else np.empty(_joined_shape(views), np.float32)
         archive.read_array(name, joined)
         check_finite(archive.name_in_file(name), joined)
-        if len(views) > 1:
-            starts = np.cumsum([len(view) for view in views])[:-1]
+        if not is_whole:
+            starts = np.cumsum([view.shape[0] for view in views])[:-1]
             for view, values in zip(views, np.split(joined, starts), strict=True):
-                view[...] = values
+                view.array[...] = values.reshape(view.array.shape)
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
         list(pool.map(read_views, views.keys(), views.values()))
@@ -540,31 +542,47 @@ def write_file(layout: Layout, params: dict[str, Any], spec: ModelSpec | BitSpec
 
 def file_views(table: ParameterTable, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns name -> array of the file: a view of one of our parameters, or a copy that joins several of them."""
-    views = _views(table, parameters)
-    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in views.items()}
+    files: dict[str, np.ndarray] = {}
+    for name, views in _views(table, parameters).items():
+        parts = [view.array.reshape(view.shape) for view in views]
+        files[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return files
 
 
-def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+class View(NamedTuple):
+    """A view of one of our parameters, whose first `merged` dimensions are one in the file."""
+
+    array: np.ndarray
+    merged: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the file."""
+        shape = self.array.shape
+        return shape if self.merged == 1 else (math.prod(shape[: self.merged]), *shape[self.merged :])
+
+
+def _views(table: ParameterTable, parameters: Mapping[str, np.ndarray]) -> dict[str, list[View]]:
     """Returns name in the file -> the views of our parameters that the array of this name consists of."""
-    views: dict[str, list[np.ndarray]] = {}
+    views: dict[str, list[View]] = {}
     for ours, part in table.items():
         for name, view in _views_of_part(part, np.asarray(parameters[ours])):
             views.setdefault(name, []).append(view)
     return views
 
 
-def _joined_shape(views: list[np.ndarray]) -> tuple[int, ...]:
+def _joined_shape(views: list[View]) -> tuple[int, ...]:
     first = views[0].shape
-    return first if len(views) == 1 else (sum(len(view) for view in views), *first[1:])
+    return first if len(views) == 1 else (sum(view.shape[0] for view in views), *first[1:])
 
 
-def _views_of_part(part: Part, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _views_of_part(part: Part, array: np.ndarray) -> Iterator[tuple[str, View]]:
     if isinstance(part, Stack):
         for inner, view in zip(part.parts, np.moveaxis(array, part.axis, 0), strict=True):
             yield from _views_of_part(inner, view)
     else:
         arranged = part.arrange(array) if part.arrange else array
-        yield part.name, arranged[(np.newaxis,) * part.ones]
+        yield part.name, View(arranged[(np.newaxis,) * part.ones], part.merged)
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

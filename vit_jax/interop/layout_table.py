@@ -12,7 +12,9 @@ from vit_jax.interop import (
     timm_bit,
     timm_config,
     timm_vit,
+    transformers_clip,
     transformers_config,
+    transformers_dinov3,
     transformers_families,
 )
 from vit_jax.interop.layout import Family, Layout
@@ -55,6 +57,8 @@ _ROWS = (
         name="huggingface",
         suffixes=(".safetensors",),
         families=(
+            transformers_dinov3.DINOV3,
+            transformers_clip.CLIP,
             transformers_families.SIGLIP,
             transformers_families.IN_MEMORY["dinov2_with_registers"],
             transformers_families.DINOV2_WITH_REGISTERS,

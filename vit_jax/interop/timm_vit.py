@@ -77,7 +77,8 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
     """
     if "norm_pre.weight" in arrays:
         raise UserError(
-            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax does not read"
+            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax reads only "
+            "as transformers writes them"
         )
     if TWO_HEADS.registers in arrays:
         names = TWO_HEADS

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.interop.archives import Archive
 from vit_jax.interop.layout import Leaf, ParameterTable, Size, Stack, image_sizes, matches, no_image_size, of_blocks
-from vit_jax.models import ModelSpec
+from vit_jax.models import BIASED, ModelSpec
 
 LAYER_SCALE = 1e-5  # initial value of DeiT-III and DINOv2: a file has only the trained factors
 MlpNames: TypeAlias = tuple[tuple[str, ...], str]  # the layers that widen, which are one or two; the layer that narrows
@@ -49,6 +49,13 @@ class Names(NamedTuple):
     qk_norms: tuple[str, str] = ("", "")
     pooled_norm: str = ""
     position_ones: int = 1  # leading dimensions of 1 that the array of the positions has
+    cls_ones: int = 2
+    pre_norm: str = ""
+    projection: str = ""
+    # Of query, key and value, where not all have a bias and it is not named as usual.
+    biases: tuple[str, str, str] | None = None
+    # Whether queries and keys are rotated in pairs of channel i and i + head_dim / 2, not of neighbours as ours.
+    rotates_halves: bool = False
 
 
 def linear(kernel: np.ndarray) -> np.ndarray:
@@ -69,6 +76,16 @@ def convolution(kernel: np.ndarray) -> np.ndarray:
 def flat(bias: np.ndarray) -> np.ndarray:
     """Returns a view of a bias with one axis."""
     return bias.reshape(-1, copy=False)
+
+
+def halves_linear(kernel: np.ndarray) -> np.ndarray:
+    """Returns a view [heads, 2, pairs, inputs] of a kernel [inputs, heads, head_dim]: first the first of each pair."""
+    return np.moveaxis(halves(kernel), 0, -1)
+
+
+def halves(bias: np.ndarray) -> np.ndarray:
+    """Returns a view [..., heads, 2, pairs] of an array [..., heads, head_dim], in which pairs are neighbours."""
+    return bias.reshape(*bias.shape[:-1], -1, 2, copy=False).swapaxes(-1, -2)
 
 
 def dense_leaves(ours: str, *theirs: str) -> ParameterTable:
@@ -101,17 +118,21 @@ def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     if spec.stem.bias:
         table["embed/bias"] = Leaf(f"{names.patches}bias")
     if spec.class_rows:
-        table["cls"] = Leaf(names.cls, ones=2)
+        table["cls"] = Leaf(names.cls, ones=names.cls_ones)
     if spec.prefix.registers:
         table["registers"] = Leaf(names.registers, ones=1)
     if spec.position.kind == "learned":
         table["position"] = Leaf(names.position, ones=names.position_ones)
+    if spec.stem.pre_norm:
+        table |= norm_leaves("encoder/pre_norm", names.pre_norm)
     blocks = [f"{names.blocks}{index}." for index in range(spec.depth)]
     table |= {f"encoder/blocks/{name}": of_blocks(part, blocks) for name, part in block_leaves(spec, names).items()}
     pooled = spec.head.final_norm == "pooled"
     table |= norm_leaves("pooled_norm", names.pooled_norm) if pooled else norm_leaves("encoder/norm", names.norm)
     if spec.head.pooling == "map":
         table |= map_leaves(names.map_head)
+    if spec.head.projection:
+        table["projection/kernel"] = Leaf(f"{names.projection}weight", arrange=linear)
     if spec.head.pre_logits:
         table |= dense_leaves("pre_logits", names.pre_logits)
     if spec.head.num_classes:
@@ -123,7 +144,7 @@ def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
 def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     """Returns the table of one block, without the block's name."""
     table = norm_leaves("norm1", names.norms[0]) | norm_leaves("norm2", names.norms[1])
-    table |= dense_leaves("attention/qkv", *names.attention) | merging_leaves("attention/out", names.out)
+    table |= attention_leaves(spec, names) | merging_leaves("attention/out", names.out)
     if spec.attention.qk_norm:
         table |= norm_leaves("attention/query_norm", names.qk_norms[0])
         table |= norm_leaves("attention/key_norm", names.qk_norms[1])
@@ -133,6 +154,24 @@ def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     widening, narrowing = names.gated if gated else names.dense
     table |= dense_leaves("mlp/dense1_gated" if gated else "mlp/dense1", *widening)
     return table | dense_leaves("mlp/dense2", narrowing)
+
+
+def attention_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
+    """Returns the table of the projections of queries, keys and values."""
+    if names.biases is None and not names.rotates_halves:
+        return dense_leaves("attention/qkv", *names.attention)
+    layers = names.attention if len(names.attention) == 3 else names.attention * 3
+    kernels, biases = [], []
+    for part, layer in enumerate(layers):
+        turned = names.rotates_halves and part < 2
+        kernels.append(Leaf(f"{layer}weight", arrange=halves_linear if turned else linear, merged=3 if turned else 1))
+        bias = names.biases[part] if names.biases else f"{layer}bias"
+        biases.append(Leaf(bias, arrange=halves if turned else flat, merged=3 if turned else 1))
+    biased = BIASED[spec.attention.qkv_bias]
+    table: ParameterTable = {"attention/qkv/kernel": Stack(1, kernels)}
+    if biased != ():
+        table["attention/qkv/bias"] = Stack(0, [biases[part] for part in biased or range(3)])
+    return table
 
 
 def map_leaves(names: MapNames) -> ParameterTable:
@@ -161,7 +200,7 @@ def infer_fields(arrays: Archive, names: Names, always: tuple[str, ...] = ()) ->
         UserError: an array is missing that determines a field or that every file has.
     """
     first = f"{names.blocks}0."
-    gated = names.gated != names.dense and any(f"{first}{part}weight" in arrays for part in names.gated[0])
+    gated = names.gated != names.dense and all(f"{first}{part}weight" in arrays for part in names.gated[0])
     (widened, *_), narrowed = names.gated if gated else names.dense
     projection, widened, narrowed = f"{names.patches}weight", f"{first}{widened}weight", f"{first}{narrowed}weight"
     arrays.check_present([projection, widened, narrowed, *always])

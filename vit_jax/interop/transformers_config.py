@@ -1,7 +1,7 @@
 """transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
 Keys: huggingface/transformers 4 and 5.24, configuration_utils.py, and configuration_*.py and image_processing_*.py of
-models/{vit,deit,dinov2,dinov2_with_registers,siglip}.
+models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,clip}.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,16 @@ from vit_jax.model import Model
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 # hidden_act -> our activation
-ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "swiglu": "gelu"}  # SwiGLU has a key of its own
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+# SwiGLU has a key of its own.
+WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "swiglu": "gelu"}
+# model_type of an image and a text model -> that of its image encoder, where an older configuration does not state it
+TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 # Our field -> its key, for what arrays tell too
 SIZES = {
     "width": "hidden_size",
@@ -137,7 +145,7 @@ def read_config(
     """
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
-        content = {"model_type": "siglip_vision_model"} | dict(content["vision_config"])
+        content = {"model_type": TOWERS.get(str(content.get("model_type")))} | dict(content["vision_config"])
     kind = content.get("model_type")
     family = next((family for family in families if family.name == kind), None)
     if family is None:
@@ -150,7 +158,8 @@ def read_config(
     KEYS.check(content, family.own_keys)
     PROCESSOR_KEYS.check(preprocessor)
     activation = content.get("hidden_act", WORDS[family.defaults["activation"]])
-    activation = ACTIVATIONS[read_choice(activation, ACTIVATIONS, "hidden_act")]
+    activations = ACTIVATIONS | ({"silu": "swiglu"} if "use_gated_mlp" in family.own_keys else {})
+    activation = activations[read_choice(activation, activations, "hidden_act")]
     fields: dict[str, Any] = {
         "num_heads": read_int(content.get("num_attention_heads", HEADS), "num_attention_heads"),
         "norm_epsilon": read_float(content.get("layer_norm_eps", family.defaults["norm_epsilon"]), "layer_norm_eps"),
@@ -188,7 +197,7 @@ def _read_sizes(content: Mapping[str, Any], sides: tuple[int, int]) -> dict[str,
 def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     """Returns the pipe of operations that equals a processor's preprocessing; None if no pipe does."""
     kind = str(preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type") or "")
-    plain = kind.startswith(("ViT", "Siglip"))
+    plain = kind.startswith(("ViT", "Siglip", "DINOv3"))
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
     factor = preprocessor.get("rescale_factor", RESCALE)
     scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
@@ -196,7 +205,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
         return None
     resize = crop = None
     if preprocessor.get("do_resize", True):
-        resize = _size(preprocessor.get("size", 224), square=not kind.startswith("Bit"))
+        resize = _size(preprocessor.get("size", 224), square=not kind.startswith(("Bit", "CLIP")))
     if preprocessor.get("do_center_crop", not plain):
         crop_size = _size(preprocessor.get("crop_size", 224), square=True)
         crop = crop_size if isinstance(crop_size, tuple) else None
@@ -253,7 +262,7 @@ def describe(
         "image_size": height if height == width else [height, width],
         "patch_size": value("patch_size"),
         "num_channels": 3,
-        "qkv_bias": True,
+        **({"qkv_bias": True} if value("qkv_bias") == "all" else {}),
         "dtype": "float32",
         **loss_key(model),
     }

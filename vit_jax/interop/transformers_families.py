@@ -84,11 +84,6 @@ def infer_fields(
     See `Family.fields`; `classified` is the pooling of a model with a classifier.
     """
     names = names._replace(heads=CLASSIFIERS[f"{CLASSIFIERS[True]['distilled_head']}weight" in arrays])
-    if "pre_layrnorm.weight" in arrays:
-        raise UserError(
-            "it is the image encoder of a CLIP, whose tokens are normalised before the first block (pre_layrnorm), "
-            "and whose files vit_jax does not read"
-        )
     fields = torch_tables.infer_fields(arrays, names, always=(names.position, f"{names.patches}bias"))
     fields["pooling"] = "map" if names.cls not in arrays else classified if fields["num_classes"] else "token"
     return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)

@@ -5,6 +5,7 @@ from .adapters import is_adapted as is_adapted
 from .adapters import is_factor as is_factor
 from .adapters import merge_adapters as merge_adapters
 from .adapters import without_adapters as without_adapters
+from .attention import BIASED as BIASED
 from .attention_extras import NO_EXTRAS as NO_EXTRAS
 from .attention_extras import QKV as QKV
 from .attention_extras import AttentionExtras as AttentionExtras

@@ -8,7 +8,10 @@ from vit_jax.models.layers import Dense, LayerNorm
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
-from vit_jax.models.spec import ModelSpec
+from vit_jax.models.spec import BiasedProjections, ModelSpec
+
+# Word of `model.qkv_bias` -> the projections with a bias: 0 queries, 1 keys, 2 values; None: all.
+BIASED: dict[BiasedProjections, tuple[int, ...] | None] = {"all": None, "query_value": (0, 2), "none": ()}
 
 
 def out_projection(spec: ModelSpec, ops: PlainOps) -> Dense:
@@ -38,7 +41,8 @@ class SelfAttention(nn.Module):
         # Queries, keys and values are projected by one product (equation 5), each initialised with its own fans.
         init = xavier_uniform(in_axis=0, out_axis=(2, 3), batch_axis=(1,))
         shape = (3, spec.attention.num_heads, spec.head_dim)
-        kernel, bias = Dense(shape, self.ops, init, name="qkv").arrays((spec.width,))
+        biased = BIASED[spec.attention.qkv_bias]
+        kernel, bias = Dense(shape, self.ops, init, biased=biased, name="qkv").arrays((spec.width,))
         attended, weights = self.ops.attend(x, kernel, bias, self._extras(relative))  # equations 5 to 7
         return out_projection(spec, self.ops)(attended), weights  # equation 8
 

@@ -7,7 +7,7 @@ from vit_jax.tree import ArrayTree
 
 STACK = "encoder/blocks/"  # how the names of stacked parameters [depth, ...] begin, which have a row for each block
 _HEAD = re.compile("((distilled_)?head|pre_logits)/.*|mask")
-_AFTER = re.compile("(encoder/norm|map_head|pooled_norm|pre_logits|(distilled_)?head)/.*")
+_AFTER = re.compile("(encoder/norm|map_head|pooled_norm|pre_logits|projection|(distilled_)?head)/.*")
 
 
 def is_stacked(name: str) -> bool:

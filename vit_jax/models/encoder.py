@@ -11,7 +11,7 @@ from vit_jax.models.adapters import is_adapted, merge_adapters
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import LayerNorm
 from vit_jax.models.operations import PlainOps, Rows, Tokens
-from vit_jax.models.spec import DepthSchedule, ModelSpec, PositionSpec
+from vit_jax.models.spec import ROTARY_THETA, DepthSchedule, ModelSpec, PositionSpec
 from vit_jax.tree import ArrayTree
 
 # Rate of stochastic depth in the first block, as a share of that in the last one; linear between them.
@@ -78,7 +78,7 @@ class Encoder(nn.Module):
 def _init_stacked(key: Array, spec: ModelSpec) -> dict:
     # The parameters are the same for all patterns, and a single token is not rotated.
     attention = dataclasses.replace(spec.attention, pattern="full", window=0)
-    position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0)
+    position = dataclasses.replace(spec.position, rotary="none", rotary_grid=0, rotary_theta=ROTARY_THETA)
     tokens = spec.tokens
     if spec.position.owner != "block":
         position = PositionSpec("none", position.resolution)

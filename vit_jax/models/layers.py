@@ -20,13 +20,23 @@ class Dense(nn.Module):
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
     inputs: tuple[int, ...] = ()  # of the kernel; (): the last dimension of `x`, otherwise perhaps several for it
+    biased: tuple[int, ...] | None = None  # which of the first dimension of the features have a bias; None: all
 
     @nn.compact
     def arrays(self, inputs: tuple[int, ...] = ()) -> DenseArrays:
-        """Returns the kernel [*inputs, *features] and the bias [*features]; `self.inputs`, if given, counts instead."""
+        """Returns the kernel [*inputs, *features] and the bias [*features]; `self.inputs`, if given, counts instead.
+
+        The bias is 0 where there is none.
+        """
         outputs = self.features if isinstance(self.features, tuple) else (self.features,)
         kernel = self.param("kernel", self.kernel_init, (*(self.inputs or inputs), *outputs))
-        return kernel, self.param("bias", self.bias_init, outputs)
+        if self.biased is None:
+            return kernel, self.param("bias", self.bias_init, outputs)
+        bias = jnp.zeros(outputs)
+        if self.biased:
+            given = self.param("bias", self.bias_init, (len(self.biased), *outputs[1:]))
+            bias = bias.at[jnp.array(self.biased)].set(given)
+        return kernel, bias
 
     def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "..."]:
         """Returns `x @ kernel + bias`, [*rows, *features], in the dtype of `x`."""

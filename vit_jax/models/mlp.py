@@ -31,9 +31,15 @@ def swiglu(ops: PlainOps, x: Float[Array, "*rows 2 mlp"]) -> Float[Array, "*rows
     return nn.silu(x[..., 0, :]) * x[..., 1, :]
 
 
+def quick_gelu(ops: PlainOps, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns x · sigmoid(1.702 x), the approximate GELU of OpenAI's CLIP (arXiv 1606.08415, section 2)."""
+    return x * nn.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[Activation, Widening] = {
     "gelu_tanh": Widening(lambda ops, x: ops.gelu(x)),  # as published
     "gelu": Widening(lambda ops, x: nn.gelu(x, approximate=False)),
+    "quick_gelu": Widening(quick_gelu),
     "swiglu": Widening(swiglu, "dense1_gated", (2,)),
 }
 

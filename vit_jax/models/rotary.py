@@ -12,8 +12,6 @@ from vit_jax.models.spec import ModelSpec, Rotary
 PerToken: TypeAlias = Float[Array, "batch rows heads head_dim"]  # the rows may be more than the tokens
 Angles: TypeAlias = Float[np.ndarray, "tokens half"]
 
-TEMPERATURE = 10_000.0
-
 
 def none(spec: ModelSpec) -> None:
     """Returns no angles."""
@@ -24,12 +22,28 @@ def axial(spec: ModelSpec) -> Angles:
 
     As in EVA-02 (arXiv 2303.11331; RoFormer, 2104.09864, equation 34, for each axis), a pair of neighbouring channels
     of a head is a point that is rotated by an angle. Pair i of the first half of the channels has the angle row *
-    10000^(-i / quarter), where quarter is a fourth of the head's channels. Pair i of the second half has the angle
-    column * 10000^(-i / quarter). With `rotary_grid`, rows and columns are first scaled as if the grid had that number
-    of patches on a side.
+    theta^(-i / quarter), where theta is `rotary_theta` and quarter is a fourth of the head's channels. Pair i of the
+    second half has the angle column * theta^(-i / quarter). With `rotary_grid`, rows and columns are first scaled as if
+    the grid had that number of patches on a side.
     """
-    angles = axial_angles(spec.grid, spec.position.rotary_grid, spec.head_dim)
-    return np.pad(angles, ((spec.prefix_rows, 0), (0, 0)))
+    grid, reference = spec.grid, spec.position.rotary_grid
+    scale = [reference / side if reference else 1.0 for side in grid]
+    return _angles(spec, *(np.arange(side) * factor for side, factor in zip(grid, scale, strict=True)))
+
+
+def centred(spec: ModelSpec) -> Angles:
+    """Returns angles as `axial` does, of the centres of the patches in an image whose sides reach from -1 to 1, times 2
+    pi: the angles do not depend on the resolution (DINOv3, arXiv 2508.10104).
+    """
+    return _angles(spec, *(2 * np.pi * ((2 * np.arange(side) + 1) / side - 1) for side in spec.grid))
+
+
+def _angles(spec: ModelSpec, rows: Float[np.ndarray, " rows"], columns: Float[np.ndarray, " columns"]) -> Angles:
+    """Returns the angle of each pair of channels for every token, given the places of rows and columns of patches."""
+    quarter = spec.head_dim // 4
+    factors = spec.position.rotary_theta ** -(np.arange(quarter) / quarter)
+    places = np.stack(np.meshgrid(rows, columns, indexing="ij")).reshape(2, -1, 1)
+    return np.pad(np.concatenate(list(places * factors), axis=1), ((spec.prefix_rows, 0), (0, 0)))
 
 
 def rotate(x: PerToken, angles: Angles) -> PerToken:
@@ -42,19 +56,4 @@ def rotate(x: PerToken, angles: Angles) -> PerToken:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-def axial_angles(grid: tuple[int, int], reference: int, head_dim: int) -> Float[np.ndarray, "patches half"]:
-    """Returns the angle of each pair of channels for every patch in raster order.
-
-    Args:
-        grid: (rows, columns) of patches.
-        reference: patches on a side of the grid to which rows and columns are scaled; 0: not scaled.
-        head_dim: channels of a head.
-    """
-    quarter = head_dim // 4
-    places = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1).astype(np.float64)  # of rows, of columns
-    if reference:
-        places *= reference / np.array(grid, np.float64)[:, None, None]
-    return np.concatenate(list(places * TEMPERATURE ** -(np.arange(quarter) / quarter)), axis=1)
-
-
-ROTARIES: dict[Rotary, Callable[[ModelSpec], Angles | None]] = {"none": none, "axial": axial}
+ROTARIES: dict[Rotary, Callable[[ModelSpec], Angles | None]] = {"none": none, "axial": axial, "centred": centred}

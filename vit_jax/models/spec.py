@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from vit_jax import UserError, refuse
+from vit_jax.config import FIELDS
 from vit_jax.models.flat_keywords import image_size, row
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 
@@ -23,19 +24,21 @@ PositionPlace = Literal["stem", "blocks", "shared"]
 PositionOwner = Literal["model", "encoder", "block"]
 RelativeTables = Literal["block", "head", "model"]
 PositionRows = Literal["all", "class", "patches"]
-Rotary = Literal["none", "axial"]
+Rotary = Literal["none", "axial", "centred"]
+BiasedProjections = Literal["all", "query_value", "none"]
 AttentionPattern = Literal["full", "local", "local2d", "strided", "fixed"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
 HeadKind = Literal["image", "patches"]
 Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
 BlockKind = Literal["standard", "axial"]
-Activation = Literal["gelu_tanh", "gelu", "swiglu"]
+Activation = Literal["gelu_tanh", "gelu", "quick_gelu", "swiglu"]
 MlpKind = Literal["auto", "jit", "shard_map", "fused"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
+ROTARY_THETA: float = FIELDS["model.rotary_theta"].default
 LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative")  # made for one grid of patches
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
@@ -128,6 +131,7 @@ class PositionSpec:
     relative_clip: int = row("model.relative_clip")
     rotary: Rotary = row("model.rotary")
     rotary_grid: int = row("model.rotary_grid")
+    rotary_theta: float = row("model.rotary_theta")
 
     def __post_init__(self):
         """Raises UserError for a resolution below one pixel, or fields of another kind of positions."""
@@ -144,8 +148,13 @@ class PositionSpec:
             ),
             (not 0 <= self.std < math.inf, f"position_std must be 0 or more, not {self.std}."),
             (
-                self.rotary_grid < 0 or (self.rotary_grid and self.rotary == "none"),
+                self.rotary_grid < 0 or (self.rotary_grid and self.rotary != "axial"),
                 f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.",
+            ),
+            (not 1 < self.rotary_theta < math.inf, f"rotary_theta must be above 1, not {self.rotary_theta}."),
+            (
+                self.rotary == "none" and self.rotary_theta != ROTARY_THETA,
+                "rotary_theta is a field of rotary='axial' and 'centred'; give one of these as well.",
             ),
         )
         check_least(self, 0, "relative_clip")
@@ -175,6 +184,7 @@ class AttentionSpec:
     kind: AttentionKind = row("model.attention")
     num_heads: int = row("model.num_heads", 12)
     qk_norm: bool = row("model.qk_norm")
+    qkv_bias: BiasedProjections = row("model.qkv_bias")
     pattern: AttentionPattern = row("model.attention_pattern")
     window: int = row("model.attention_window")
 
@@ -236,18 +246,24 @@ class HeadSpec:
     final_norm: FinalNorm = row("model.final_norm")
     pre_logits: bool = row("model.pre_logits")
     representation_size: int = row("model.representation_size", 0)  # 0: the model's width
+    projection: int = row("model.projection")
     bias: float = row("model.head_bias")
     std: float = row("model.head_std")
     distilled: bool = row("model.distilled_head")
 
     def __post_init__(self):
         """Raises UserError for a negative number, or values that contradict each other."""
-        check_least(self, 0, "num_classes", "representation_size")
+        check_least(self, 0, "num_classes", "representation_size", "projection")
         plain = (self.kind, self.pooling, self.final_norm, self.pre_logits) == ("image", "token", "tokens", False)
         refuse(
             (
                 self.representation_size and not self.pre_logits,
                 "representation_size is the width of the pre_logits layer; give pre_logits=True as well.",
+            ),
+            (
+                self.projection and (self.pre_logits or self.kind == "patches" or self.distilled),
+                "projection follows the pooling of one head: it needs pre_logits=False, head=image and "
+                "distilled_head=False.",
             ),
             (
                 self.kind == "patches" and self.final_norm == "pooled",
@@ -278,8 +294,8 @@ def _check_parts(spec: "ModelSpec") -> None:
             f"position learned2d needs an even width, half for each axis, not {spec.width}.",
         ),
         (
-            position.rotary == "axial" and spec.head_dim % 4,
-            f"rotary axial needs heads of a multiple of 4 channels, not {spec.head_dim}.",
+            position.rotary != "none" and spec.head_dim % 4,
+            f"rotary {position.rotary} needs heads of a multiple of 4 channels, not {spec.head_dim}.",
         ),
         (
             is_axial and attention.is_sparse,

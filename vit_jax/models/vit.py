@@ -138,6 +138,8 @@ class ViT(nn.Module):
         if head.kind == "patches":  # the pooled representation is then for evaluations of features alone
             out["pre_logits"] = ops.place(x, "batch", "width")
             rows, x = ("batch", "tokens"), tokens[:, self.spec.prefix_rows :].astype(jnp.float32)
+        if head.projection:
+            x = Dense(head.projection, ops, biased=(), name="projection")(ops.place(x, *rows, "width"))
         if head.pre_logits:
             x = ops.place(x, *rows, "width")
             size = head.representation_size or self.spec.width

@@ -25,7 +25,7 @@ MATRICES = {
     "(query|key|value)/kernel": ((-3,), (-2, -1)),
     "out/kernel": ((-3, -2), (-1,)),
     "dense1_gated/kernel": ((-3,), (-1,)),
-    "(dense[12]|pre_logits)/kernel": ((-2,), (-1,)),
+    "(dense[12]|pre_logits|projection)/kernel": ((-2,), (-1,)),
 }
 
 

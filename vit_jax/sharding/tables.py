@@ -83,7 +83,7 @@ PARAMETER_DIMENSIONS = {
     "dense1_gated/bias": ("gate", "mlp"),
     "dense2/kernel": ("mlp", "width"),
     "dense2/bias": ("width",),
-    "pre_logits/kernel": ("width", "hidden"),
+    "(pre_logits|projection)/kernel": ("width", "hidden"),
     "pre_logits/bias": ("hidden",),
     "(distilled_)?head/kernel": ("width", "classes"),
     "(distilled_)?head/bias": ("classes",),

@@ -1,0 +1,134 @@
+"""DINOv3 and CLIP: the outputs of transformers' own code, the arrays of the file again, and clear refusals."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import vit_jax
+from tests.conftest import ROOT
+from vit_jax import UserError, tree
+from vit_jax.model import create, parameter_shapes
+
+PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_families.py
+NAMES = ("hf_dinov3", "hf_dinov3_plus", "hf_clip", "hf_clip_bare")
+PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
+DINOV3 = {
+    "registers": 4,
+    "position": "none",
+    "rotary": "centred",
+    "rotary_theta": 100.0,
+    "qkv_bias": "none",
+    "layer_scale": 1e-5,
+    "num_classes": 0,
+}
+CLIP = {"pre_norm": True, "embed_bias": False, "final_norm": "pooled", "num_classes": 0}
+GATED = {"activation": "swiglu"}
+
+# The sizes that timm 1.0.31 counts for its DINOv3 without biases of the projections, and those of the image towers of
+# openai/clip-vit-base-patch16 and clip-vit-large-patch14, without and with the projection.
+COUNTS = [
+    ("ViT-S/16", DINOV3, 21_586_944),
+    ("ViT-S/16", DINOV3 | GATED | {"mlp_dim": 1536}, 28_683_264),
+    ("ViT-B/16", DINOV3, 85_641_216),
+    pytest.param("ViT-L/16", DINOV3, 303_079_424, marks=pytest.mark.slow),
+    pytest.param("ViT-H/16", DINOV3 | GATED | {"mlp_dim": 5120, "num_heads": 20}, 840_509_440, marks=pytest.mark.slow),
+    ("ViT-B/16", CLIP, 85_799_424),
+    ("ViT-B/16", CLIP | {"projection": 512}, 86_192_640),
+    pytest.param("ViT-L/14", CLIP, 303_179_776, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "parameters"), COUNTS)
+def test_parameter_counts(name, fields, parameters):
+    assert tree.count(parameter_shapes(create(name, **fields))) == parameters
+
+
+@pytest.mark.parametrize(
+    "name", [one if one != "hf_clip_bare" else pytest.param(one, marks=pytest.mark.slow) for one in NAMES]
+)
+def test_outputs_at_any_resolution_are_those_of_the_library(name):
+    """At the native one, and at one that is not square; DINOv3 has no positions that could be resampled."""
+    outputs = np.load(PARITY / f"{name}.io.npz")
+    for size in ((32, 32), (24, 40)):
+        model, params = vit_jax.load(PARITY / name, resolution=size)
+        model = model.with_fields(**PLAIN_IMAGES)
+        images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
+        with jax.default_matmul_precision("highest"):
+            pooled, out = jax.jit(model.apply)(params, images)
+        for what, found in (("pooled", pooled), ("tokens", out["tokens"])):
+            expected = outputs["{}/{}x{}".format(what, *size)]
+            assert found.shape == expected.shape
+            assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), (what, size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_and_its_configuration_come_back(name, tmp_path):
+    """All but the mask embedding, which only the training uses; transformers reads CLIP with and without its prefix."""
+    model, params = vit_jax.load(PARITY / name)
+    vit_jax.save(tmp_path, model, params, layout="huggingface")
+    before, after = (
+        {key.removeprefix("vision_model."): array for key, array in safetensors.numpy.load_file(file).items()}
+        for file in (PARITY / name / "model.safetensors", tmp_path / "model.safetensors")
+    )
+    assert before.keys() == after.keys()
+    for key in before.keys() - {"embeddings.mask_token"}:
+        np.testing.assert_array_equal(after[key], before[key], err_msg=key)
+    stated, written = (json.loads((folder / "config.json").read_text()) for folder in (PARITY / name, tmp_path))
+    own = {"layerscale_value"}  # the initial value, which a trained file does not tell
+    own |= set() if model.field("projection") else {"projection_dim"}
+    assert {key: stated[key] for key in written.keys() & stated.keys() - own} == {
+        key: written[key] for key in written.keys() & stated.keys() - own
+    }
+    again = vit_jax.load(tmp_path)[0]
+    assert again.fields == model.fields
+
+
+def changed(name, folder, **keys):
+    """A copy of a fixture with other values in its configuration."""
+    shutil.copytree(PARITY / name, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | keys))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "sentence"),
+    [
+        ("hf_dinov3", {"mlp_bias": False}, "mlp_bias in its configuration is False"),
+        ("hf_dinov3", {"hidden_act": "silu"}, "no DINOv3 with use_gated_mlp=False and hidden_act='silu'"),
+        ("hf_dinov3_plus", {"hidden_act": "gelu"}, "no DINOv3 with use_gated_mlp=True and hidden_act='gelu'"),
+        ("hf_clip", {"hidden_act": "relu"}, "hidden_act"),
+        ("hf_clip", {"use_gated_mlp": True}, "use_gated_mlp"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name, keys, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        vit_jax.load(changed(name, tmp_path / "model", **keys))
+
+
+def test_the_image_tower_of_a_whole_clip_is_read(tmp_path):
+    """Its file has the text tower too, and its configuration describes both."""
+    arrays = safetensors.numpy.load_file(PARITY / "hf_clip" / "model.safetensors")
+    more = {"text_model.final_layer_norm.weight": np.ones(3, np.float32), "logit_scale": np.array(2, np.float32)}
+    more |= {"text_projection.weight": np.ones((10, 3), np.float32)}
+    safetensors.numpy.save_file(arrays | more, tmp_path / "model.safetensors")
+    tower = json.loads((PARITY / "hf_clip" / "config.json").read_text())
+    whole = {"model_type": "clip", "projection_dim": 10, "text_config": {"hidden_size": 3}, "vision_config": tower}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    expected, found = vit_jax.load(PARITY / "hf_clip"), vit_jax.load(tmp_path)
+    assert found[0].fields == expected[0].fields
+    assert all(map(np.array_equal, jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])))
+
+
+def test_rotated_channels_are_stored_in_halves():
+    """Channel i of a head in transformers' file is turned with channel i + half: they are neighbours in our kernel."""
+    arrays = safetensors.numpy.load_file(PARITY / "hf_dinov3" / "model.safetensors")
+    kernel = vit_jax.load(PARITY / "hf_dinov3")[1]["encoder"]["blocks"]["attention"]["qkv"]["kernel"]
+    for part, name in enumerate(("q", "k", "v")):
+        stored = arrays[f"layer.1.attention.{name}_proj.weight"].reshape(3, 8, 24)  # heads, channels, inputs
+        order = [0, 4, 1, 5, 2, 6, 3, 7] if part < 2 else range(8)
+        np.testing.assert_array_equal(kernel[1, :, part].transpose(1, 2, 0), stored[:, order])
