@@ -1,3 +1,4 @@
+from .loader import TRANSFERRED_AHEAD as TRANSFERRED_AHEAD
 from .loader import choose_workers as choose_workers
 from .order_choice import planned_disk as planned_disk
 from .order_choice import planned_readers as planned_readers

@@ -3,7 +3,8 @@
 A process reads the rows that its devices hold (`local_rows`). Row r of batch n is the example at position n * batch + r
 of the order; `ExampleReader` reads it. A thread or worker process reads a group of rows at a time into the memory of
 their batch (`RowGroups`, `BatchMemory`). `LocalBatches` gives the batches whose groups are all there, and
-`DevicePrefetcher` transfers them, a few ahead.
+`DevicePrefetcher` transfers them, `TRANSFERRED_AHEAD` ahead. How many groups are read ahead depends on the host
+(`LocalBatches`); how many shards are copied ahead of these does not (`shard_fetcher`).
 """
 
 import collections
@@ -49,6 +50,7 @@ ROWS_PER_GROUP = 8  # rows
 MAX_BATCHES = 2**40  # batches
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
 FEW_CORES = 7  # on at most so many, threads read as fast as processes: docs/data.md, "What a host can feed"
+TRANSFERRED_AHEAD = 2  # batches on the devices, or on the way there, beside the one that is in use
 CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow store, ends in the background
 STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
 
@@ -239,7 +241,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         self._start, self._workers, self._fetcher = start, workers, fetcher
         groups = count_groups(len(rows))
         threads = min(count_cores(), MAX_THREADS)
-        ahead = max(2 * groups, 2 * workers or threads)  # groups
+        ahead = max(2 * groups, 2 * workers or threads)  # groups that are read, or wait, beside those of the next batch
         reader = ExampleReader(source, preprocess, order, on_bad)
         self._memory = BatchMemory(
             reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
@@ -338,7 +340,7 @@ def report_replaced(met: int, count: int, max_bad: float, fault: str) -> None:
 
 
 class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
-    """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
+    """Iterates over batches on the devices; transfers `TRANSFERRED_AHEAD` more while the current one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised only when its batch
     is requested. Until then it is the `failure`, so that the caller can prepare for it. The reading ends with `close`,
@@ -354,7 +356,6 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         sharding: jax.sharding.Sharding,
         value_range: tuple[float, float],
         names: tuple[str, ...] = ("image", "label"),
-        depth: int = 2,
     ):
         """Transfers nothing before the first batch is requested.
 
@@ -363,9 +364,8 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
             sharding: splits dimension 0 of a batch.
             value_range: what 0 and 255 become on the devices: the last op of the preprocessing.
             names: the arrays to transfer, `image` among them.
-            depth: number of batches to keep transferred in advance.
         """
-        self.local, self.sharding, self.value_range, self.names, self.depth = local, sharding, value_range, names, depth
+        self.local, self.sharding, self.value_range, self.names = local, sharding, value_range, names
         self.waited = 0.0
         self.queue: collections.deque[dict[str, jax.Array]] = collections.deque()
         self.end: Exception | None = None
@@ -377,7 +377,7 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         Raises:
             UserError: an image is unreadable, or a signal has ended a worker process.
         """
-        while self.end is None and len(self.queue) <= self.depth:
+        while self.end is None and len(self.queue) <= TRANSFERRED_AHEAD:
             began = time.monotonic()
             try:
                 batch = next(self.local)
