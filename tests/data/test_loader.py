@@ -215,7 +215,7 @@ def test_bad_images_fail_and_name_the_file(damaged):
     with pytest.raises(
         UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair or remove it: an evaluation"
     ):
-        list(data.eval_batches(config, "test", sharding("data")))
+        list(data.EvalBatches(config, "test", sharding("data")))
 
 
 def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
@@ -308,13 +308,13 @@ def test_make_gives_global_arrays(names):
 def test_make_eval_starts_anew_each_time():
     config = digits()
     config.batch_eval = 64
-    evaluation = data.eval_batches(config, "test", sharding("data"))
+    evaluation = data.EvalBatches(config, "test", sharding("data"))
     first, second = list(evaluation), list(evaluation)
     assert_same(first, second)
     assert len(first) == len(evaluation) == 6 and sum(float(batch["mask"].sum()) for batch in first) == 359
     assert first[0]["image"].shape == (64, 8, 8, 3) and first[0]["mask"].shape == (64,)
     with pytest.raises(UserError, match="unknown evaluation 'tset'; did you mean 'test'"):
-        data.eval_batches(config, "tset", sharding("data"))
+        data.EvalBatches(config, "tset", sharding("data"))
 
 
 def test_a_batch_that_cannot_be_split_is_a_sentence():
@@ -356,9 +356,9 @@ def test_closing_leaves_no_threads_and_no_batches():
     batches.close()
     batches.close()
     assert list(batches) == []
-    for _ in data.eval_batches(config, "test", sharding("data")):
+    for _ in data.EvalBatches(config, "test", sharding("data")):
         break
-    list(data.eval_batches(config, "test", sharding("data")))
+    list(data.EvalBatches(config, "test", sharding("data")))
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -457,4 +457,4 @@ def test_auto_is_resolved_where_the_batches_are_made(monkeypatch):
     monkeypatch.setattr(pipeline, "count_cores", lambda: 16)
     monkeypatch.setattr(loader, "LocalBatches", lambda *a, workers, **o: (told.append(workers), make(*a, **o))[1])
     data.train_batches(config, sharding("data")).close()
-    assert told == [14] and data.eval_batches(config, "test", sharding("data")).workers == 14
+    assert told == [14] and data.EvalBatches(config, "test", sharding("data")).workers == 14

@@ -5,7 +5,6 @@ from .order_choice import planned_readers as planned_readers
 from .pipeline import EvalBatches as EvalBatches
 from .pipeline import SourceImage as SourceImage
 from .pipeline import describe_fetching as describe_fetching
-from .pipeline import eval_batches as eval_batches
 from .pipeline import list_source_images as list_source_images
 from .pipeline import load_image as load_image
 from .pipeline import sample_images as sample_images

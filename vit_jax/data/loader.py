@@ -172,17 +172,17 @@ class RowGroups:
 
     def __getitem__(self, index: int) -> int:
         """Reads group `index` into the memory of its batch, unless that is closed, and returns `index`."""
-        number, group = divmod(index, len(self.groups))
+        batch_number, group = divmod(index, len(self.groups))
         try:
-            arrays = self.memory.get_arrays(number)
+            arrays = self.memory.get_arrays(batch_number)
         except MemoryClosed:  # raised on, its traceback would hold what the loader has opened
             return index
         if self.fetcher:
-            self.fetcher.advance(number)
-        for position in self.groups[group].tolist():
-            row = self.examples[number * self.batch + int(self.rows[position])]
+            self.fetcher.advance(batch_number)
+        for place in self.groups[group].tolist():
+            row = self.examples[batch_number * self.batch + int(self.rows[place])]
             for name, value in row.items():
-                arrays[name][position] = value
+                arrays[name][place] = value
         return index
 
 
@@ -273,15 +273,15 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         """
         if self._end is None and self._thread is None:
             self._thread = start_without_signals(self._receive)
-        batch = self._end or self._received.get()
-        if isinstance(batch, BaseException):
-            self._end = batch
-            raise batch
-        faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
+        received = self._end or self._received.get()
+        if isinstance(received, BaseException):
+            self._end = received
+            raise received
+        faults = dict(zip(received.pop("bad").tolist(), received.pop("fault").tolist(), strict=True))
         for index in sorted(faults.keys() - self.replaced - {-1}):
             self.replaced.add(index)
             report_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
-        return batch
+        return received
 
     def _receive(self) -> None:
         """Hands over one batch after another, until `close` is called or the reading ends or fails."""
@@ -380,10 +380,10 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         while self.end is None and len(self.queue) <= TRANSFERRED_AHEAD:
             began = time.monotonic()
             try:
-                batch = next(self.local)
+                arrays = next(self.local)
                 self.waited += time.monotonic() - began
-                local = {name: batch[name] for name in self.names}
-                self.queue.append(assemble_global(local, self.local.rows, self.local.batch, self.sharding))
+                wanted = {name: arrays[name] for name in self.names}
+                self.queue.append(assemble_global(wanted, self.local.rows, self.local.batch, self.sharding))
             except Exception as end:
                 self.end = end
                 self._stop()
