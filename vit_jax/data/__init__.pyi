@@ -10,6 +10,7 @@ from .pipeline import load_image as load_image
 from .pipeline import sample_images as sample_images
 from .pipeline import train_batches as train_batches
 from .preprocess import Preprocessor as Preprocessor
+from .preprocess import parse_calls as parse_calls
 from .preprocess import value_range_of as value_range_of
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec

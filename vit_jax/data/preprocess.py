@@ -434,8 +434,7 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
             any image that reaches it, or the last op is not value_range.
     """
     text = fill_resolution(pipe, resolution)
-    parts = [part.strip() for part in text.split("|")]
-    calls = [parse_op(part, text) for part in (parts[1:] if parts[0] == "decode" else parts)]
+    calls = parse_calls(text)
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
         raise UserError(
@@ -454,6 +453,12 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
         calls = [Call(name, with_fast_resize(arguments)) for name, arguments in calls]
     low, high = calls[-1].arguments.values()
     return Preprocessor(text, (*size, 3), tuple(calls[:-1]), (float(low), float(high)))
+
+
+def parse_calls(pipe: str) -> list[Call]:
+    """Returns the calls of ops in a pipe with numbers for `{resolution}`; raises UserError if one cannot be read."""
+    parts = [part.strip() for part in pipe.split("|")]
+    return [parse_op(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
 
 
 def value_range_of(pipe: str) -> tuple[float, float]:
