@@ -347,6 +347,14 @@ def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn(
             next(batches)
 
 
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-2.1, 2.6), (0.0, 255.0)])
+def test_the_devices_map_every_level_as_the_host_does_up_to_roundings(low, high):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
+    mapped = loader.scale_levels(levels, (low, high))
+    rounding = 2 * np.finfo(np.float32).eps * max(-low, high)
+    np.testing.assert_allclose(mapped, value_range(levels, np.random.default_rng(0), low, high), rtol=0, atol=rounding)
+
+
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_closing_leaves_no_threads_and_no_batches():
     before = threading.active_count()

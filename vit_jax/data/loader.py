@@ -442,7 +442,11 @@ def assemble_global(
 
 @functools.partial(jax.jit, static_argnums=1)
 def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`; differs from `preprocess.value_range` by at most a float32 rounding."""
+    """Maps 0 to `low` and 255 to `high`, by one multiplication and one addition of float32.
+
+    The result differs from that of `preprocess.value_range` by roundings of float32. They cannot be made equal: some
+    compilers fuse the two operations and round once, others round twice.
+    """
     low, high = value_range
     return images.astype(jnp.float32) * ((high - low) / 255) + low
 

@@ -205,7 +205,10 @@ def flip_lr(image: RGB, rng: Generator) -> RGB:
 def value_range(
     image: RGB, rng: Generator, low: int | float, high: int | float
 ) -> Float32[np.ndarray, "height width 3"]:
-    """Maps 0 to `low` and 255 to `high`, linearly, as float32."""
+    """Maps 0 to `low` and 255 to `high`, linearly, as float32; it divides by 255 first, as big_vision does.
+
+    This is for single images. Batches are mapped on the devices by `loader.scale_levels`, which rounds otherwise.
+    """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
