@@ -43,7 +43,7 @@ from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Source
 from vit_jax.machine import count_cores, keep_freed_memory
 
-Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
+RowNumbers: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 MAX_SKIPPED = 100  # unreadable images in a row
 FAULT_BYTES = 500  # of the sentence on an unreadable image
 ROWS_PER_GROUP = 8  # rows
@@ -55,7 +55,7 @@ CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow s
 STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
 
 
-def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
+def local_rows(sharding: jax.sharding.Sharding, batch: int) -> RowNumbers:
     """Returns the sorted numbers of the rows of a global batch that the devices of this process hold.
 
     Args:
@@ -142,7 +142,7 @@ class RowGroups:
         self,
         examples: grain.MapDataset,
         batch: int,
-        rows: Rows,
+        rows: RowNumbers,
         memory: BatchMemory,
         fetcher: ShardFetcher | None = None,
     ):
@@ -215,7 +215,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         order: Order,
         *,
         batch: int,
-        rows: Rows,
+        rows: RowNumbers,
         start: int = 0,
         workers: int = 0,
         on_bad: str = "fail",
@@ -415,7 +415,7 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
 
 
 def assemble_global(
-    local: dict[str, np.ndarray], rows: Rows, batch: int, sharding: jax.sharding.Sharding
+    local: dict[str, np.ndarray], rows: RowNumbers, batch: int, sharding: jax.sharding.Sharding
 ) -> dict[str, jax.Array]:
     """Assembles global arrays from the rows of this process, without communication.
 
