@@ -65,7 +65,7 @@ class Ours:
         self.image = jax.numpy.zeros((arguments.batch, arguments.resolution, arguments.resolution, 3))
         self.params = jax.jit(model.init)(jax.random.key(0), self.image[:1])
         self.program = make_inference(model, mesh, self.params)
-        self.batches = data.eval_batches(config, "test", self.program.batch_sharding, info.opened)
+        self.batches = data.EvalBatches(config, "test", self.program.batch_sharding, info.opened)
         self.model_alone(1)  # compiles
 
     def embed(self) -> float:

@@ -248,7 +248,7 @@ def test_every_kind_is_the_same_on_one_device_and_on_eight(run, every_kind, prob
     for batch, devices in ((100, 1), (64, 8)):
         config.batch_eval, config.mesh.data = batch, devices
         program = make_inference(model, make_mesh(config, jax.devices()[:devices]), params)
-        batches, cache = data.eval_batches(config, "test", program.batch_sharding), {}
+        batches, cache = data.EvalBatches(config, "test", program.batch_sharding), {}
         features.append(compute_outputs(program, "features", params, batches, cache))
         metrics.append(evals.run_evaluators(evals.make_evaluators(config, program), params, cache=cache))
     one, eight = metrics

@@ -215,7 +215,7 @@ def test_bad_images_fail_and_name_the_file(damaged):
     with pytest.raises(
         UserError, match=r"cannot decode the image .*/a/\d+.jpg: .*; repair or remove it: an evaluation"
     ):
-        list(data.eval_batches(config, "test", sharding("data")))
+        list(data.EvalBatches(config, "test", sharding("data")))
 
 
 def test_bad_images_are_replaced_by_the_next_readable(damaged, caplog):
@@ -308,13 +308,13 @@ def test_make_gives_global_arrays(names):
 def test_make_eval_starts_anew_each_time():
     config = digits()
     config.batch_eval = 64
-    evaluation = data.eval_batches(config, "test", sharding("data"))
+    evaluation = data.EvalBatches(config, "test", sharding("data"))
     first, second = list(evaluation), list(evaluation)
     assert_same(first, second)
     assert len(first) == len(evaluation) == 6 and sum(float(batch["mask"].sum()) for batch in first) == 359
     assert first[0]["image"].shape == (64, 8, 8, 3) and first[0]["mask"].shape == (64,)
     with pytest.raises(UserError, match="unknown evaluation 'tset'; did you mean 'test'"):
-        data.eval_batches(config, "tset", sharding("data"))
+        data.EvalBatches(config, "tset", sharding("data"))
 
 
 def test_a_batch_that_cannot_be_split_is_a_sentence():
@@ -347,6 +347,14 @@ def test_the_next_two_batches_are_on_the_devices_and_errors_wait_for_their_turn(
             next(batches)
 
 
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-2.1, 2.6), (0.0, 255.0)])
+def test_the_devices_map_every_level_as_the_host_does_up_to_roundings(low, high):
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
+    mapped = loader.scale_levels(levels, (low, high))
+    rounding = 2 * np.finfo(np.float32).eps * max(-low, high)
+    np.testing.assert_allclose(mapped, value_range(levels, np.random.default_rng(0), low, high), rtol=0, atol=rounding)
+
+
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_closing_leaves_no_threads_and_no_batches():
     before = threading.active_count()
@@ -356,9 +364,9 @@ def test_closing_leaves_no_threads_and_no_batches():
     batches.close()
     batches.close()
     assert list(batches) == []
-    for _ in data.eval_batches(config, "test", sharding("data")):
+    for _ in data.EvalBatches(config, "test", sharding("data")):
         break
-    list(data.eval_batches(config, "test", sharding("data")))
+    list(data.EvalBatches(config, "test", sharding("data")))
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -457,4 +465,4 @@ def test_auto_is_resolved_where_the_batches_are_made(monkeypatch):
     monkeypatch.setattr(pipeline, "count_cores", lambda: 16)
     monkeypatch.setattr(loader, "LocalBatches", lambda *a, workers, **o: (told.append(workers), make(*a, **o))[1])
     data.train_batches(config, sharding("data")).close()
-    assert told == [14] and data.eval_batches(config, "test", sharding("data")).workers == 14
+    assert told == [14] and data.EvalBatches(config, "test", sharding("data")).workers == 14

@@ -1,3 +1,4 @@
+import inspect
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,7 @@ def check_pixels(stored, files: dict[str, bytes]):
             continue
         for part in pipe.split("|")[1:]:
             name, arguments = parse_op(part, pipe)
-            image = OPS[name](image, rng(), **arguments)
+            image = OPS[name].function(image, rng(), **arguments)
         exact = "antialias" not in pipe and ("resize_small" not in pipe or "bilinear" in pipe)
         difference = np.abs(image.astype(int) - stored[key])
         assert image.dtype == np.uint8 and difference.max() <= (0 if exact else 1), key
@@ -142,6 +143,11 @@ def test_a_pipe_knows_its_text_and_shape_and_pickles():
 def test_shapes(pipe, shape):
     preprocess = parse_pipe(pipe, 24)
     assert preprocess.shape == shape == preprocess(np.asarray(picture()), rng()).shape
+
+
+def test_a_row_of_the_ops_checks_every_argument():
+    for name, op in OPS.items():
+        assert list(op.arguments) == list(inspect.signature(op.function).parameters)[2:], name
 
 
 @pytest.mark.parametrize(

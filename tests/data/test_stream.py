@@ -21,7 +21,7 @@ from vit_jax.config import check_resumes, keep_choices, save_config
 from vit_jax.data import shard_fetcher
 from vit_jax.data.order import StreamOrder
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.data.shard_fetcher import PREFETCH_BATCHES, ShardFetcher
+from vit_jax.data.shard_fetcher import COPIED_AHEAD, ShardFetcher
 from vit_jax.data.shards import readers
 from vit_jax.data.sources import SourceConfig, open_split
 from vit_jax.storage import cache, filesystem
@@ -187,7 +187,7 @@ def test_a_host_copies_the_shards_of_its_readers_alone(shards, tmp_path, monkeyp
         plain(folder, names, target)
 
     monkeypatch.setattr(filesystem, "download", download)
-    steps = COUNT // BATCH - PREFETCH_BATCHES
+    steps = COUNT // BATCH - COPIED_AHEAD
     stream(shards, steps, np.arange(2))
     assert len(copied) == len(set(copied)) <= SHARDS / READERS + 3  # its share, a shard at each end, and the next
 

@@ -73,6 +73,30 @@ def test_files_state_their_splits():
     assert splits == names
 
 
+def test_a_path_that_exists_is_no_pattern(tmp_path):
+    folder = tmp_path / "run[1] {a,b}"
+    folder.mkdir()
+    for name in ("a[0].tar", "a0.tar", "b{1}.tar", "c.tar"):
+        (folder / name).write_bytes(b"")
+
+    def found(pattern):
+        return [file.name for file in file_pattern.find_files(str(pattern), ".tar")]
+
+    assert found(folder) == found(folder / "*.tar") == ["a0.tar", "a[0].tar", "b{1}.tar", "c.tar"]
+    assert found(folder / "a[0].tar") == ["a[0].tar"] and found(folder / "b{1}.tar") == ["b{1}.tar"]
+    assert found(folder / "[bc].tar") == found(folder / "{c,c}.tar") == ["c.tar"]
+
+
+@pytest.mark.parametrize("source", ["webdataset", "parquet"])
+def test_a_link_to_nothing_is_a_sentence(source, tmp_path):
+    suffix = {"webdataset": ".tar", "parquet": ".parquet"}[source]
+    (tmp_path / f"a{suffix}").symlink_to(tmp_path / "gone")
+    (tmp_path / f"b{suffix}").write_bytes(b"")
+    with pytest.raises(UserError, match=rf"a{suffix} is a link to a file that is missing; restore that file, or"):
+        opened(f"{source}:{tmp_path}")
+    assert [file.name for file in file_pattern.find_files(f"{tmp_path}/{{b,b}}{suffix}", suffix)] == [f"b{suffix}"]
+
+
 @pytest.mark.parametrize("place", ["here", "there"])
 def test_patterns_choose_files(place, request):
     folder = f"{request.getfixturevalue(place)}/webdataset"

@@ -1,7 +1,7 @@
 """Data: from the config to global batches on the devices.
 
 `complete_config` opens the data and checks it before anything is compiled. `spec` gives the shapes and counts that a
-config states, without opening anything. `train_batches` and `eval_batches` give the batches.
+config states, without opening anything. `train_batches` and `EvalBatches` give the batches.
 """
 
 import lazy_loader

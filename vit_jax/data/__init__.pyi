@@ -1,15 +1,16 @@
+from .loader import TRANSFERRED_AHEAD as TRANSFERRED_AHEAD
 from .loader import choose_workers as choose_workers
 from .order_choice import planned_disk as planned_disk
 from .order_choice import planned_readers as planned_readers
 from .pipeline import EvalBatches as EvalBatches
 from .pipeline import SourceImage as SourceImage
 from .pipeline import describe_fetching as describe_fetching
-from .pipeline import eval_batches as eval_batches
 from .pipeline import list_source_images as list_source_images
 from .pipeline import load_image as load_image
 from .pipeline import sample_images as sample_images
 from .pipeline import train_batches as train_batches
 from .preprocess import Preprocessor as Preprocessor
+from .preprocess import parse_calls as parse_calls
 from .preprocess import value_range_of as value_range_of
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec

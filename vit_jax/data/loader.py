@@ -3,7 +3,8 @@
 A process reads the rows that its devices hold (`local_rows`). Row r of batch n is the example at position n * batch + r
 of the order; `ExampleReader` reads it. A thread or worker process reads a group of rows at a time into the memory of
 their batch (`RowGroups`, `BatchMemory`). `LocalBatches` gives the batches whose groups are all there, and
-`DevicePrefetcher` transfers them, a few ahead.
+`DevicePrefetcher` transfers them, `TRANSFERRED_AHEAD` ahead. How many groups are read ahead depends on the host
+(`LocalBatches`); how many shards are copied ahead of these does not (`shard_fetcher`).
 """
 
 import collections
@@ -42,18 +43,19 @@ from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.data.sources import Source
 from vit_jax.machine import count_cores, keep_freed_memory
 
-Rows: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
+RowNumbers: TypeAlias = Int64[np.ndarray, " rows"]  # sorted numbers of rows of a global batch
 MAX_SKIPPED = 100  # unreadable images in a row
 FAULT_BYTES = 500  # of the sentence on an unreadable image
 ROWS_PER_GROUP = 8
 MAX_BATCHES = 2**40
 MAX_THREADS = 32  # more would only wait for the interpreter's lock
 FEW_CORES = 7  # on at most so many, threads read as fast as processes: docs/data.md, "What a host can feed"
+TRANSFERRED_AHEAD = 2  # batches on the devices, or on the way there, beside the one that is in use
 CLOSE_WAIT = 5.0  # seconds; a read that takes longer, such as one from a slow store, ends in the background
 STOPS = (signal.SIGINT, signal.SIGTERM)  # answered by the main process; terminals and schedulers send them to all
 
 
-def local_rows(sharding: jax.sharding.Sharding, batch: int) -> Rows:
+def local_rows(sharding: jax.sharding.Sharding, batch: int) -> RowNumbers:
     """Returns the sorted numbers of the rows of a global batch that the devices of this process hold.
 
     Args:
@@ -140,7 +142,7 @@ class RowGroups:
         self,
         examples: grain.MapDataset,
         batch: int,
-        rows: Rows,
+        rows: RowNumbers,
         memory: BatchMemory,
         fetcher: ShardFetcher | None = None,
     ):
@@ -170,17 +172,17 @@ class RowGroups:
 
     def __getitem__(self, index: int) -> int:
         """Reads group `index` into the memory of its batch, unless that is closed, and returns `index`."""
-        number, group = divmod(index, len(self.groups))
+        batch_number, group = divmod(index, len(self.groups))
         try:
-            arrays = self.memory.get_arrays(number)
+            arrays = self.memory.get_arrays(batch_number)
         except MemoryClosed:  # raised on, its traceback would hold what the loader has opened
             return index
         if self.fetcher:
-            self.fetcher.advance(number)
-        for position in self.groups[group].tolist():
-            row = self.examples[number * self.batch + int(self.rows[position])]
+            self.fetcher.advance(batch_number)
+        for place in self.groups[group].tolist():
+            row = self.examples[batch_number * self.batch + int(self.rows[place])]
             for name, value in row.items():
-                arrays[name][position] = value
+                arrays[name][place] = value
         return index
 
 
@@ -213,7 +215,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         order: Order,
         *,
         batch: int,
-        rows: Rows,
+        rows: RowNumbers,
         start: int = 0,
         workers: int = 0,
         on_bad: str = "fail",
@@ -239,7 +241,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         self._start, self._workers, self._fetcher = start, workers, fetcher
         groups = count_groups(len(rows))
         threads = min(count_cores(), MAX_THREADS)
-        ahead = max(2 * groups, 2 * workers or threads)  # groups
+        ahead = max(2 * groups, 2 * workers or threads)  # groups that are read, or wait, beside those of the next batch
         reader = ExampleReader(source, preprocess, order, on_bad)
         self._memory = BatchMemory(
             reader.blank, len(rows), start=start, prefetch=math.ceil(ahead / groups), shared=workers > 0
@@ -271,15 +273,15 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         """
         if self._end is None and self._thread is None:
             self._thread = start_without_signals(self._receive)
-        batch = self._end or self._received.get()
-        if isinstance(batch, BaseException):
-            self._end = batch
-            raise batch
-        faults = dict(zip(batch.pop("bad").tolist(), batch.pop("fault").tolist(), strict=True))
+        received = self._end or self._received.get()
+        if isinstance(received, BaseException):
+            self._end = received
+            raise received
+        faults = dict(zip(received.pop("bad").tolist(), received.pop("fault").tolist(), strict=True))
         for index in sorted(faults.keys() - self.replaced - {-1}):
             self.replaced.add(index)
             report_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
-        return batch
+        return received
 
     def _receive(self) -> None:
         """Hands over one batch after another, until `close` is called or the reading ends or fails."""
@@ -338,7 +340,7 @@ def report_replaced(met: int, count: int, max_bad: float, fault: str) -> None:
 
 
 class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
-    """Iterates over batches on the devices; transfers the next `depth` while the current one is in use.
+    """Iterates over batches on the devices; transfers `TRANSFERRED_AHEAD` more while the current one is in use.
 
     Transfers are asynchronous, so this needs no thread of its own. An error of the loader is raised only when its batch
     is requested. Until then it is the `failure`, so that the caller can prepare for it. The reading ends with `close`,
@@ -354,7 +356,6 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         sharding: jax.sharding.Sharding,
         value_range: tuple[float, float],
         names: tuple[str, ...] = ("image", "label"),
-        depth: int = 2,
     ):
         """Transfers nothing before the first batch is requested.
 
@@ -363,9 +364,8 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
             sharding: splits dimension 0 of a batch.
             value_range: what 0 and 255 become on the devices: the last op of the preprocessing.
             names: the arrays to transfer, `image` among them.
-            depth: number of batches to keep transferred in advance.
         """
-        self.local, self.sharding, self.value_range, self.names, self.depth = local, sharding, value_range, names, depth
+        self.local, self.sharding, self.value_range, self.names = local, sharding, value_range, names
         self.waited = 0.0
         self.queue: collections.deque[dict[str, jax.Array]] = collections.deque()
         self.end: Exception | None = None
@@ -377,13 +377,13 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
         Raises:
             UserError: an image is unreadable, or a signal has ended a worker process.
         """
-        while self.end is None and len(self.queue) <= self.depth:
+        while self.end is None and len(self.queue) <= TRANSFERRED_AHEAD:
             began = time.monotonic()
             try:
-                batch = next(self.local)
+                arrays = next(self.local)
                 self.waited += time.monotonic() - began
-                local = {name: batch[name] for name in self.names}
-                self.queue.append(assemble_global(local, self.local.rows, self.local.batch, self.sharding))
+                wanted = {name: arrays[name] for name in self.names}
+                self.queue.append(assemble_global(wanted, self.local.rows, self.local.batch, self.sharding))
             except Exception as end:
                 self.end = end
                 self._stop()
@@ -415,7 +415,7 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
 
 
 def assemble_global(
-    local: dict[str, np.ndarray], rows: Rows, batch: int, sharding: jax.sharding.Sharding
+    local: dict[str, np.ndarray], rows: RowNumbers, batch: int, sharding: jax.sharding.Sharding
 ) -> dict[str, jax.Array]:
     """Assembles global arrays from the rows of this process, without communication.
 
@@ -442,7 +442,11 @@ def assemble_global(
 
 @functools.partial(jax.jit, static_argnums=1)
 def scale_levels(images: UInt8[Array, "..."], value_range: tuple[float, float]) -> Float32[Array, "..."]:
-    """Maps 0 to `low` and 255 to `high`; differs from `preprocess.value_range` by at most a float32 rounding."""
+    """Maps 0 to `low` and 255 to `high`, by one multiplication and one addition of float32.
+
+    The result differs from that of `preprocess.value_range` by roundings of float32. They cannot be made equal: some
+    compilers fuse the two operations and round once, others round twice.
+    """
     low, high = value_range
     return images.astype(jnp.float32) * ((high - low) / 255) + low
 

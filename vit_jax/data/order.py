@@ -26,8 +26,9 @@ from jaxtyping import Float64, Int64
 
 from vit_jax.data.sources import Mixture
 
-Slots: TypeAlias = Int64[np.ndarray, " slots"]
-ShardNumbers: TypeAlias = Int64[np.ndarray, " shards"]
+PerSlot: TypeAlias = Int64[np.ndarray, " slots"]
+PerShard: TypeAlias = Int64[np.ndarray, " shards"]
+PerReader: TypeAlias = Int64[np.ndarray, " readers"]
 MAX_POSITIONS = 2**52  # of a run
 PADDING = -1  # in place of an index, in the rows of an evaluation that have no example
 
@@ -148,9 +149,9 @@ class ShardUses(NamedTuple):
         last: the batch in which each shard is last needed.
     """
 
-    shards: ShardNumbers
-    first: ShardNumbers
-    last: ShardNumbers
+    shards: PerShard
+    first: PerShard
+    last: PerShard
 
 
 class ShardOrder(Order):
@@ -199,7 +200,7 @@ class _Pass(NamedTuple):
     """
 
     epoch: int
-    examples: Slots
+    examples: PerSlot
     uses: ShardUses
 
 
@@ -286,18 +287,18 @@ class StreamOrder(ShardOrder):
             return reader_pass
 
     def _draw(self, epoch: int, reader: int) -> _Pass:
-        offsets: Slots = (np.arange(self.readers) - epoch * self.count) % self.readers  # first slot of each reader
-        counts: Slots = (self.count - 1 - offsets) // self.readers + 1
+        offsets: PerReader = (np.arange(self.readers) - epoch * self.count) % self.readers  # first slot of each reader
+        counts: PerReader = (self.count - 1 - offsets) // self.readers + 1
         start, first, count = int(counts[:reader].sum()), int(offsets[reader]), int(counts[reader])
         line = np.argsort(_draw_uniform(len(self.lengths), self.seed, epoch), kind="stable")  # shards, end to end
         ends = np.cumsum(self.lengths[line])
         places = np.arange(start, start + count)
-        along: Slots = np.searchsorted(ends, places, side="right")  # number along the line of each example's shard
+        along: PerSlot = np.searchsorted(ends, places, side="right")  # number along the line of each example's shard
         shards = line[along]
-        examples: Slots = self.starts[shards] + places - (ends[along] - self.lengths[shards])
+        examples: PerSlot = self.starts[shards] + places - (ends[along] - self.lengths[shards])
         times = along + self.window * _draw_uniform(count, self.seed, epoch, reader)
         order = np.argsort(times, kind="stable")
-        batches: Slots = (epoch * self.count + first + np.arange(count) * self.readers) // self.batch
+        batches: PerSlot = (epoch * self.count + first + np.arange(count) * self.readers) // self.batch
         used = line[along[0] : along[-1] + 1]
         return _Pass(epoch, examples[order], _uses(used, along[order] - along[0], batches))
 
@@ -307,7 +308,7 @@ def _draw_uniform(count: int, *key: int) -> Float64[np.ndarray, " count"]:
     return (np.random.PCG64(key).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
-def _uses(shards: ShardNumbers, numbers: Slots, batches: Slots) -> ShardUses:
+def _uses(shards: PerShard, numbers: PerSlot, batches: PerSlot) -> ShardUses:
     """Returns the uses of shards by a reader.
 
     Args:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, format_rounded_up
 from vit_jax.data.order import EvalOrder, MixedOrder, MixedStreamOrder, Order, RepeatedOrder, ShuffledOrder, StreamOrder
-from vit_jax.data.shard_fetcher import PREFETCH_BATCHES
+from vit_jax.data.shard_fetcher import COPIED_AHEAD
 from vit_jax.data.shards import STREAMED_BYTES
 from vit_jax.data.sources import Shards, Source, is_in_shards
 from vit_jax.storage import cache, filesystem
@@ -194,7 +194,7 @@ def disk_need(shards: Shards, batch: float, readers: int, window: int, hosts: in
 
 def shards_held(examples: float, batch: float, readers: int, window: int, hosts: int) -> int:
     """Estimates how many shards, of `examples` each, a host holds at a time; see `disk_need`."""
-    prefetched = 1 + math.ceil((PREFETCH_BATCHES + 1) * batch / readers / examples)
+    prefetched = 1 + math.ceil((COPIED_AHEAD + 1) * batch / readers / examples)
     return math.ceil(readers / hosts) * (window + prefetched)
 
 

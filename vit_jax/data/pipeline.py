@@ -97,7 +97,11 @@ def describe_fetching(config: ConfigDict, opened: OpenSources, sharding: jax.sha
 
 
 class EvalBatches:
-    """The batches of an evaluation, with every example once; each `iter()` starts again from the first batch.
+    """The batches of the evaluation `config.evals[name]`; each `iter()` starts again from the first batch.
+
+    A batch is `{"image": float32 [batch, height, width, 3], "label": int32 [batch], "mask": float32 [batch]}`
+    (multi-label data: label [batch, max_labels]). These are global arrays. Each example of the split is in one row,
+    whose mask is 1. The mask is 0 in the rows that pad the last batch.
 
     Attributes:
         source: the source of the examples; if they lie in shards, it streams these.
@@ -110,10 +114,23 @@ class EvalBatches:
         config: ConfigDict,
         name: str,
         sharding: jax.sharding.NamedSharding,
-        opened: OpenSources,
-        part: int,
+        opened: OpenSources = NO_SOURCES,
+        part: int = 0,
     ):
-        """Opens the data of `config.evals[name]`; see `eval_batches`."""
+        """Opens the data of the evaluation, unless it is open.
+
+        Args:
+            config: the config that `complete_config` returns.
+            name: the name of the evaluation.
+            sharding: splits dimension 0 of a batch; names no other dimension.
+            opened: the sources that are open already; see `DataInfo`.
+            part: 0: the examples that are evaluated; 1: those of `train_split`, if the evaluation has this field.
+
+        Raises:
+            UserError: there is no such evaluation, the data is wrong, or the batch cannot be split evenly over the
+                devices.
+        """
+        choose("evaluation", name, config.evals)
         self.name, key = name, eval_keys(config, name)[part]
         source = opened.get(key) or open_eval_source(config, name, key)
         self.preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
@@ -162,34 +179,6 @@ class EvalBatches:
         return loader.DevicePrefetcher(
             local, self.sharding, self.preprocess.value_range, names=("image", "label", "mask")
         )
-
-
-def eval_batches(
-    config: ConfigDict,
-    name: str,
-    sharding: jax.sharding.NamedSharding,
-    opened: OpenSources = NO_SOURCES,
-    part: int = 0,
-) -> EvalBatches:
-    """Returns the batches of the evaluation `config.evals[name]`.
-
-    Args:
-        config: the config that `complete_config` returns.
-        name: the name of the evaluation.
-        sharding: splits dimension 0 of a batch; names no other dimension.
-        opened: the sources that are open already; see `DataInfo`.
-        part: 0: the examples that are evaluated; 1: the examples of `train_split`, if the evaluation has this field.
-
-    Returns:
-        An iterable, which starts again each time, over `{"image": float32 [batch, height, width, 3], "label": int32
-        [batch], "mask": float32 [batch]}` (multi-label data: label [batch, max_labels]). These are global arrays. Each
-        example of the split is in one row, whose mask is 1. The mask is 0 in the rows that pad the last batch.
-
-    Raises:
-        UserError: the data is wrong, or the batch cannot be split evenly over the devices.
-    """
-    choose("evaluation", name, config.evals)
-    return EvalBatches(config, name, sharding, opened, part)
 
 
 @dataclasses.dataclass(frozen=True)

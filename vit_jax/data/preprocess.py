@@ -4,7 +4,8 @@
 with every exported model, with numbers for `{resolution}` and `{resolution*256/224}`. The pixels are those of the
 authors' TensorFlow ops; the ops named `torch_` are those of torchvision and Pillow. An op takes the image (uint8), a
 random generator, which only the random ops use, and the arguments that the pipe states. A crop that is the first op
-takes an encoded image, and decodes no more than it needs. The ops that change colours are in `augment`.
+takes an encoded image, and decodes no more than it needs. The ops that change colours are in `augment`. An op is a row
+of `OPS`.
 """
 
 import ast
@@ -13,8 +14,9 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import cv2
 import numpy as np
@@ -36,17 +38,19 @@ from vit_jax.data.images import (
     torch_size,
 )
 
-Size: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
+SideOrSize: TypeAlias = int | tuple[int, int]  # a square's side, or (height, width)
 KnownSize: TypeAlias = int | tuple[int, int] | None  # the shorter side; (height, width); or nothing is known
 Generator: TypeAlias = np.random.Generator
+MAX_SIDE = 10_000  # pixels
+MAX_NUMBER = 1_000_000  # of any other argument, so that float32 holds what is computed from it
 
 
-def height_and_width(size: Size) -> tuple[int, int]:
+def height_and_width(size: SideOrSize) -> tuple[int, int]:
     """Returns (height, width)."""
     return size if isinstance(size, tuple) else (size, size)
 
 
-def resize(image: RGB, rng: Generator, size: Size, method: str = "bilinear", antialias: bool = False) -> Crop:
+def resize(image: RGB, rng: Generator, size: SideOrSize, method: str = "bilinear", antialias: bool = False) -> Crop:
     """Resizes to `size`, whatever the aspect ratio."""
     return resize_pixels(image, *height_and_width(size), method, antialias)
 
@@ -56,20 +60,20 @@ def resize_small(image: RGB, rng: Generator, size: int, method: str = "area", an
     return resize_pixels(image, *shrunk_size(image.shape[0], image.shape[1], size), method, antialias)
 
 
-def torch_resize(image: RGB, rng: Generator, size: Size, method: str = "bicubic") -> Crop:
+def torch_resize(image: RGB, rng: Generator, size: SideOrSize, method: str = "bicubic") -> Crop:
     """Resizes as torchvision does with Pillow; one number is the shorter side, and the longer one is rounded down."""
     rows, columns = size if isinstance(size, tuple) else torch_size(image.shape[0], image.shape[1], size)
     return pillow_resize(image, rows, columns, method)
 
 
-def central_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
+def central_crop(image: RGB | EncodedImage, rng: Generator, size: SideOrSize) -> Crop:
     """Crops the centre; if an odd number of pixels is lost, the bottom or the right loses one more."""
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
     return crop_box(image, (image.shape[0] - rows) // 2, (image.shape[1] - columns) // 2, rows, columns)
 
 
-def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
+def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: SideOrSize) -> Crop:
     """Crops the centre as torchvision does: half an odd number of pixels is rounded to an even number."""
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
@@ -77,7 +81,7 @@ def torch_center_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> 
     return crop_box(image, top, left, rows, columns)
 
 
-def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
+def random_crop(image: RGB | EncodedImage, rng: Generator, size: SideOrSize) -> Crop:
     """Crops a box of `size` at a uniformly random position."""
     rows, columns = height_and_width(size)
     check_crop_fits(rows, columns, image.shape[0], image.shape[1])
@@ -88,7 +92,7 @@ def random_crop(image: RGB | EncodedImage, rng: Generator, size: Size) -> Crop:
 def inception_crop(
     image: RGB | EncodedImage,
     rng: Generator,
-    size: Size,
+    size: SideOrSize,
     area_min: int | float = 5,
     area_max: int | float = 100,
     method: str = "bilinear",
@@ -149,7 +153,7 @@ def inception_box(
 def torch_random_resized_crop(
     image: RGB | EncodedImage,
     rng: Generator,
-    size: Size,
+    size: SideOrSize,
     area_min: int | float = 8,
     area_max: int | float = 100,
     method: str = "bicubic",
@@ -201,30 +205,175 @@ def flip_lr(image: RGB, rng: Generator) -> RGB:
 def value_range(
     image: RGB, rng: Generator, low: int | float, high: int | float
 ) -> Float32[np.ndarray, "height width 3"]:
-    """Maps 0 to `low` and 255 to `high`, linearly, as float32."""
+    """Maps 0 to `low` and 255 to `high`, linearly, as float32; it divides by 255 first, as big_vision does.
+
+    This is for single images. Batches are mapped on the devices by `loader.scale_levels`, which rounds otherwise.
+    """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return cv2.LUT(image, levels * np.float32(high - low) + np.float32(low))
 
 
-OPS: dict[str, Callable] = {
-    "autoaugment": augment.autoaugment,
-    "central_crop": central_crop,
-    "color_jitter": augment.color_jitter,
-    "flip_lr": flip_lr,
-    "inception_crop": inception_crop,
-    "randaug": augment.randaug,
-    "random_crop": random_crop,
-    "random_erasing": augment.random_erasing,
-    "reflect_pad": reflect_pad,
-    "resize": resize,
-    "resize_small": resize_small,
-    "three_augment": augment.three_augment,
-    "torch_center_crop": torch_center_crop,
-    "torch_random_resized_crop": torch_random_resized_crop,
-    "torch_resize": torch_resize,
-    "value_range": value_range,
+def wrong_side(value: Any) -> str | None:
+    """Returns what is wrong with a number of pixels that an image has on a side, as the functions below do."""
+    right = type(value) is int and 0 < value <= MAX_SIDE
+    return None if right else f"must be a whole number from 1 to {MAX_SIDE:,}, not {value!r}"
+
+
+def wrong_size(value: Any) -> str | None:
+    """Returns what is wrong with a `SideOrSize`."""
+    sides = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+    if not any(map(wrong_side, sides)):
+        return None
+    return f"must be a whole number from 1 to {MAX_SIDE:,} or (height, width), not {value!r}"
+
+
+def wrong_word(value: Any, words: tuple[str, ...]) -> str | None:
+    """Returns what is wrong with a value that must be one of `words`."""
+    return None if value in words else f"must be {' or '.join(map(repr, words))}, not {value!r}"
+
+
+def wrong_flag(value: Any) -> str | None:
+    """Returns what is wrong with a value that must be a truth value."""
+    return None if type(value) is bool else f"must be True or False, not {value!r}"
+
+
+def wrong_number(value: Any, most: float | None = None, whole: bool = False) -> str | None:
+    """Returns what is wrong with a number that must be from 0 to `most`; None: it may be negative, too."""
+    if type(value) not in ((int,) if whole else (int, float)):
+        return f"must be a {'whole ' if whole else ''}number, not {value!r}"
+    if not abs(value) <= MAX_NUMBER:
+        return f"must be from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, not {value!r:.20}"
+    if most is not None and not 0 <= value <= most:
+        return "must be at least 0" + (f" and at most {most}" if most < math.inf else "")
+    return None
+
+
+def wrong_together(arguments: dict[str, Any]) -> str | None:
+    """Returns which arguments of an op contradict each other; arguments of these names mean the same in every op."""
+    if "area_min" in arguments and not 0 < arguments["area_min"] <= arguments["area_max"]:
+        return "0 < area_min <= area_max <= 100 must hold"
+    if arguments.get("method") == "bicubic" and arguments.get("antialias") is False:
+        return "the method 'bicubic' needs antialias=True"
+    return "low must be less than high" if "low" in arguments and not arguments["low"] < arguments["high"] else None
+
+
+def same_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns what is known of the size of an op's result, as the functions below do: it is the size that comes in.
+
+    Args:
+        size: what is known of the size of the image that the op gets.
+        arguments: the op's arguments by name, defaults included.
+    """
+    return size
+
+
+def stated_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns the argument `size`."""
+    return height_and_width(arguments["size"])
+
+
+def cropped_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns the argument `size`; raises UserError if a crop of this size does not fit into any such image."""
+    rows, columns = height_and_width(arguments["size"])
+    if isinstance(size, tuple):
+        check_crop_fits(rows, columns, *size)
+    elif size and min(rows, columns) > size:
+        raise UserError(
+            f"a crop of {rows} x {columns} pixels does not fit into an image whose shorter side is {size} pixels; "
+            "put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
+        )
+    return rows, columns
+
+
+def shorter_side_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns the size of an image whose shorter side becomes `size`, as TensorFlow rounds."""
+    return shrunk_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
+
+
+def torch_resized_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns the argument `size`; or, if that is a number, the size of an image whose shorter side becomes it."""
+    wanted = arguments["size"]
+    return torch_size(*size, wanted) if isinstance(size, tuple) and isinstance(wanted, int) else wanted
+
+
+def padded_size(size: KnownSize, arguments: dict[str, Any]) -> KnownSize:
+    """Returns the size with `pixels` more on each side; raises UserError if the image has no more than `pixels`."""
+    pixels = arguments["pixels"]
+    if size is None:
+        return None
+    if min(size if isinstance(size, tuple) else (size,)) <= pixels:
+        few = f"reflect_pad({pixels}) needs images of more than {pixels} pixels on each side, not {size}"
+        raise UserError(f"{few}; pad by fewer pixels.")
+    return (size[0] + 2 * pixels, size[1] + 2 * pixels) if isinstance(size, tuple) else size + 2 * pixels
+
+
+Check: TypeAlias = Callable[[Any], str | None]
+
+
+class Op(NamedTuple):
+    """What a pipe can do with an image.
+
+    Attributes:
+        function: takes the image, a random generator and the arguments, and returns the new image.
+        arguments: name of an argument -> returns what is wrong with its value, as a phrase after the name, or None.
+        output_size: (what is known of the image's size, arguments) -> what is known of the size of the result.
+        takes_encoded: whether the function also takes an encoded image, of which it decodes no more than it needs.
+    """
+
+    function: Callable
+    arguments: Mapping[str, Check] = MappingProxyType({})
+    output_size: Callable[[KnownSize, dict[str, Any]], KnownSize] = same_size
+    takes_encoded: bool = False
+
+
+def at_most(most: float, whole: bool = False) -> Check:
+    """Returns the check of a number from 0 to `most`."""
+    return functools.partial(wrong_number, most=most, whole=whole)
+
+
+METHOD = functools.partial(wrong_word, words=RESIZE_METHODS)
+TORCH_METHOD = functools.partial(wrong_word, words=tuple(FILTERS))
+NOT_NEGATIVE = at_most(math.inf)
+AREAS = {"area_min": at_most(100), "area_max": at_most(100)}
+JITTER = {"brightness": NOT_NEGATIVE, "contrast": NOT_NEGATIVE, "saturation": NOT_NEGATIVE, "hue": at_most(0.5)}
+
+OPS: dict[str, Op] = {
+    "autoaugment": Op(augment.autoaugment),
+    "central_crop": Op(central_crop, {"size": wrong_size}, cropped_size, takes_encoded=True),
+    "color_jitter": Op(augment.color_jitter, JITTER),
+    "flip_lr": Op(flip_lr),
+    "inception_crop": Op(
+        inception_crop,
+        {"size": wrong_size, **AREAS, "method": METHOD, "antialias": wrong_flag},
+        stated_size,
+        takes_encoded=True,
+    ),
+    "randaug": Op(augment.randaug, {"num_layers": at_most(math.inf, whole=True), "magnitude": NOT_NEGATIVE}),
+    "random_crop": Op(random_crop, {"size": wrong_size}, cropped_size, takes_encoded=True),
+    "random_erasing": Op(augment.random_erasing, {"probability": at_most(1), **AREAS}),
+    "reflect_pad": Op(reflect_pad, {"pixels": at_most(MAX_SIDE, whole=True)}, padded_size),
+    "resize": Op(resize, {"size": wrong_size, "method": METHOD, "antialias": wrong_flag}, stated_size),
+    "resize_small": Op(
+        resize_small, {"size": wrong_side, "method": METHOD, "antialias": wrong_flag}, shorter_side_size
+    ),
+    "three_augment": Op(augment.three_augment),
+    "torch_center_crop": Op(torch_center_crop, {"size": wrong_size}, cropped_size, takes_encoded=True),
+    "torch_random_resized_crop": Op(
+        torch_random_resized_crop,
+        {"size": wrong_size, **AREAS, "method": TORCH_METHOD},
+        stated_size,
+        takes_encoded=True,
+    ),
+    "torch_resize": Op(torch_resize, {"size": wrong_size, "method": TORCH_METHOD}, torch_resized_size),
+    "value_range": Op(value_range, {"low": wrong_number, "high": wrong_number}),
 }
-CROPS = (central_crop, inception_crop, random_crop, torch_center_crop, torch_random_resized_crop)
+
+
+class Call(NamedTuple):
+    """A part of a pipe: the name of an op, and its checked arguments by name, defaults included."""
+
+    op: str
+    arguments: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,13 +383,13 @@ class Preprocessor:
     Attributes:
         text: the pipe as stored with a model, with numbers for `{resolution}`.
         shape: (height, width, 3) of the result, for any image.
-        ops: the ops before `value_range`, in order.
+        calls: the ops before `value_range`, in order, with their arguments.
         value_range: the values that 0 and 255 become at the end.
     """
 
     text: str
     shape: tuple[int, int, int]
-    ops: tuple[functools.partial, ...]
+    calls: tuple[Call, ...]
     value_range: tuple[float, float]
 
     def apply_ops(self, image: RGB | EncodedImage, rng: Generator) -> Crop:
@@ -251,11 +400,11 @@ class Preprocessor:
             DecodeError: the image is unreadable, or would be resized to too many pixels.
         """
         name = image.name if isinstance(image, EncodedImage) else "of an array"
-        if isinstance(image, EncodedImage) and not (self.ops and self.ops[0].func in CROPS):
+        if isinstance(image, EncodedImage) and not (self.calls and OPS[self.calls[0].op].takes_encoded):
             image = image.decode()
         try:
-            for op in self.ops:
-                image = op(image, rng)
+            for op, arguments in self.calls:
+                image = OPS[op].function(image, rng, **arguments)
         except TooNarrow as error:
             raise DecodeError(f"cannot preprocess the image {name}: {error}") from error
         return image
@@ -264,8 +413,8 @@ class Preprocessor:
         """Returns why an image of this size is too small for the ops, or None if it is not."""
         size: KnownSize = (height, width)
         try:
-            for op in self.ops:
-                size = output_size(size, op.func.__name__, op.keywords)
+            for op, arguments in self.calls:
+                size = OPS[op].output_size(size, arguments)
         except UserError as error:
             return str(error)
         return None
@@ -288,8 +437,7 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
             any image that reaches it, or the last op is not value_range.
     """
     text = fill_resolution(pipe, resolution)
-    parts = [part.strip() for part in text.split("|")]
-    calls = [parse_op(part, text) for part in (parts[1:] if parts[0] == "decode" else parts)]
+    calls = parse_calls(text)
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
         raise UserError(
@@ -298,17 +446,22 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
         )
     size: KnownSize = None
     for name, arguments in calls:
-        size = output_size(size, name, arguments)
+        size = OPS[name].output_size(size, arguments)
     if not isinstance(size, tuple):
         raise UserError(
             f"the preprocessing {text!r} gives images of different sizes; "
             f"add resize({resolution}) or a crop, such as resize_small({resolution})|central_crop({resolution})"
         )
     if fast:
-        calls = [(name, with_fast_resize(arguments)) for name, arguments in calls]
-    ops = [functools.partial(OPS[name], **arguments) for name, arguments in calls[:-1]]
-    low, high = calls[-1][1].values()
-    return Preprocessor(text, (*size, 3), tuple(ops), (float(low), float(high)))
+        calls = [Call(name, with_fast_resize(arguments)) for name, arguments in calls]
+    low, high = calls[-1].arguments.values()
+    return Preprocessor(text, (*size, 3), tuple(calls[:-1]), (float(low), float(high)))
+
+
+def parse_calls(pipe: str) -> list[Call]:
+    """Returns the calls of ops in a pipe with numbers for `{resolution}`; raises UserError if one cannot be read."""
+    parts = [part.strip() for part in pipe.split("|")]
+    return [parse_op(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
 
 
 def value_range_of(pipe: str) -> tuple[float, float]:
@@ -342,8 +495,8 @@ def with_fast_resize(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"method": "fast"} if plain else arguments
 
 
-def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
-    """Parses one `op(arguments)` of a pipe into the op's name and its checked arguments by name, defaults included."""
+def parse_op(part: str, pipe: str) -> Call:
+    """Parses one `op(arguments)` of a pipe; raises UserError as `parse_pipe`, with the whole pipe in the message."""
     try:
         call = ast.parse(part, mode="eval").body
         name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
@@ -351,8 +504,8 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
             raise SyntaxError
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested thousands of times
         raise UserError(f"cannot read {part!r} in the preprocessing {pipe!r}; write op(arguments)|op|...") from None
-    function = inspect.signature(OPS[choose("preprocessing op", name.id, OPS)])
-    signature = inspect.Signature(list(function.parameters.values())[2:])
+    op = OPS[choose("preprocessing op", name.id, OPS)]
+    signature = inspect.Signature(list(inspect.signature(op.function).parameters.values())[2:])
     names = [str(keyword.arg) for keyword in keywords]
     try:
         if repeated := [name for name in names if names.count(name) > 1]:
@@ -365,93 +518,7 @@ def parse_op(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
         reason = str(error) if isinstance(error, TypeError) else "they must be numbers, tuples, strings or booleans"
         raise UserError(f"wrong arguments in {part!r}: {reason}; the op is {name.id}{signature}") from None
     bound.apply_defaults()
-    if fault := invalid_argument(name.id, bound.arguments):
+    wrong = [f"{key} {fault}" for key, value in bound.arguments.items() if (fault := op.arguments[key](value))]
+    if fault := wrong[0] if wrong else wrong_together(bound.arguments):
         raise UserError(f"wrong arguments in {part!r}: {fault}; the op is {name.id}{signature}")
-    return name.id, bound.arguments
-
-
-MAX_SIDE = 10_000  # pixels
-MAX_NUMBER = 1_000_000  # of any other argument, so that float32 holds what is computed from it
-
-WHOLE = ("num_layers", "pixels")  # arguments
-# Largest values of arguments that must not be negative.
-MAX_ARGUMENT_VALUES = {
-    **dict.fromkeys(("num_layers", "magnitude", "brightness", "contrast", "saturation"), np.inf),
-    "probability": 1,
-    "hue": 0.5,
-    "area_min": 100,
-    "area_max": 100,
-    "pixels": MAX_SIDE,
-}
-
-
-def invalid_argument(op: str, arguments: dict[str, Any]) -> str | None:
-    """Returns what is wrong with the values of an op's arguments, or None."""
-    for name, value in arguments.items():
-        if name == "size":
-            sides = value if isinstance(value, tuple) and len(value) == 2 and op != "resize_small" else (value,)
-            if not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides):
-                allowed = f"a whole number from 1 to {MAX_SIDE:,}" + (
-                    "" if op == "resize_small" else " or (height, width)"
-                )
-                return f"size must be {allowed}, not {value!r}"
-        elif name == "method":
-            methods = tuple(FILTERS) if op in ("torch_resize", "torch_random_resized_crop") else RESIZE_METHODS
-            if value not in methods:
-                return f"method must be {' or '.join(map(repr, methods))}, not {value!r}"
-        elif name == "antialias":
-            if type(value) is not bool:
-                return f"antialias must be True or False, not {value!r}"
-        elif type(value) not in ((int,) if name in WHOLE else (int, float)):
-            return f"{name} must be a {'whole ' if name in WHOLE else ''}number, not {value!r}"
-        elif not abs(value) <= MAX_NUMBER:
-            return f"{name} must be from {-MAX_NUMBER:,} to {MAX_NUMBER:,}, not {value!r:.20}"
-        elif name in MAX_ARGUMENT_VALUES and not 0 <= value <= MAX_ARGUMENT_VALUES[name]:
-            return f"{name} must be at least 0" + (
-                f" and at most {MAX_ARGUMENT_VALUES[name]}" if MAX_ARGUMENT_VALUES[name] < np.inf else ""
-            )
-    if "area_min" in arguments and not 0 < arguments["area_min"] <= arguments["area_max"]:
-        return "0 < area_min <= area_max <= 100 must hold"
-    if arguments.get("method") == "bicubic" and arguments.get("antialias") is False:
-        return "the method 'bicubic' needs antialias=True"
-    return None if op != "value_range" or arguments["low"] < arguments["high"] else "low must be less than high"
-
-
-def output_size(size: KnownSize, name: str, arguments: dict[str, Any]) -> KnownSize:
-    """Returns what is known of the size of an op's result.
-
-    Args:
-        size: what is known of the size of the image that the op gets.
-        name: the name of the op.
-        arguments: its arguments by name, defaults included.
-
-    Raises:
-        UserError: the op is a crop that is larger than any such image, or reflect_pad by more pixels than it has.
-    """
-    if name == "torch_resize" and isinstance(arguments["size"], int):
-        return torch_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
-    if name == "resize_small":
-        return shrunk_size(*size, arguments["size"]) if isinstance(size, tuple) else arguments["size"]
-    if name == "reflect_pad":
-        return _padded(size, arguments["pixels"])
-    if "size" not in arguments:
-        return size
-    result = height_and_width(arguments["size"])
-    if name in ("central_crop", "random_crop", "torch_center_crop"):
-        if isinstance(size, tuple):
-            check_crop_fits(*result, *size)
-        elif size and min(result) > size:
-            raise UserError(
-                f"a crop of {result[0]} x {result[1]} pixels does not fit into an image whose shorter side is {size} "
-                "pixels; put a larger resize or resize_small before it, such as resize_small({resolution*256/224})"
-            )
-    return result
-
-
-def _padded(size: KnownSize, pixels: int) -> KnownSize:
-    if size is None:
-        return None
-    if min(size if isinstance(size, tuple) else (size,)) <= pixels:
-        few = f"reflect_pad({pixels}) needs images of more than {pixels} pixels on each side, not {size}"
-        raise UserError(f"{few}; pad by fewer pixels.")
-    return (size[0] + 2 * pixels, size[1] + 2 * pixels) if isinstance(size, tuple) else size + 2 * pixels
+    return Call(name.id, bound.arguments)

@@ -15,7 +15,9 @@ from vit_jax.data.order import ShardOrder
 from vit_jax.data.shards import close_streamed, streamed_reader
 from vit_jax.data.sources import Shards
 
-PREFETCH_BATCHES = 4  # batches that the loader reads ahead
+# Batches whose shards are copied before the loader, which reads ahead itself, begins to read them. It is the same on
+# every host, since the disk that it needs decides how many readers an order has.
+COPIED_AHEAD = 4
 CONCURRENT = 4  # shards that are copied at once
 
 
@@ -48,7 +50,7 @@ class ShardFetcher:
         self._changed = threading.Condition()
 
     def numbers(self, batch: int) -> list[int]:
-        """Returns the numbers of the shards needed from `batch - 1` to `batch + PREFETCH_BATCHES`, and the next ones.
+        """Returns the numbers of the shards needed from `batch - 1` to `batch + COPIED_AHEAD`, and the next ones.
 
         The next ones are, of each reader (in a mixture, of each of its parts), the shard that is needed after these.
         The shard that is needed first comes first.
@@ -56,12 +58,15 @@ class ShardFetcher:
         needed: dict[int, int] = {}
         before = max(batch - 1, 0)
         for reader in self.readers:
-            for shard, first in self.order.needed(reader, before, batch + PREFETCH_BATCHES).items():
+            for shard, first in self.order.needed(reader, before, batch + COPIED_AHEAD).items():
                 needed[shard] = min(first, needed.get(shard, first))
         return sorted(needed, key=lambda shard: needed[shard])
 
     def advance(self, batch: int) -> None:
-        """Tells the fetcher that this process reads a batch now; batches before it are not read again."""
+        """Tells the fetcher that this process begins to read a batch.
+
+        Threads may still read rows of earlier batches. If their shard is closed already, they open it again.
+        """
         with self._changed:
             self._batch = max(batch, self._batch)
             self._changed.notify()

@@ -116,7 +116,7 @@ def check_images(config: ConfigDict, info: data.DataInfo, batch_sharding: NamedS
     """Raises UserError if the header of an image that this host will evaluate shows that the image is unreadable."""
     for name in config.evals:
         for part in range(info.eval_parts[name]):
-            data.eval_batches(config, name, batch_sharding, info.opened, part).check_headers()
+            data.EvalBatches(config, name, batch_sharding, info.opened, part).check_headers()
 
 
 def check_shared(coordinator: Coordinator, folder: Path) -> None:

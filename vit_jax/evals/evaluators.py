@@ -237,7 +237,7 @@ def make_evaluators(
     Args:
         config: the configuration of the run.
         program: the functions of the model.
-        opened: the sources that are open already, as in `data.eval_batches`.
+        opened: the sources that are open already, as in `data.EvalBatches`.
 
     Raises:
         UserError: the data cannot be opened or do not suit the evaluation, or a probe does not fit into memory.
@@ -256,10 +256,10 @@ def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.Op
 
 def _make_evaluator(config: ConfigDict, name: str, program: Inference, opened: data.OpenSources) -> Evaluator:
     eval_config = config.evals[name]
-    batches = data.eval_batches(config, name, program.batch_sharding, opened)
+    batches = data.EvalBatches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
     learns = "train_split" in eval_config
-    train_batches = data.eval_batches(config, name, program.batch_sharding, opened, part=1) if learns else None
+    train_batches = data.EvalBatches(config, name, program.batch_sharding, opened, part=1) if learns else None
     evaluation = Evaluation(name, eval_config, program, batches, train_batches)
     method = METHODS[eval_config.kind]
     method.check(evaluation)

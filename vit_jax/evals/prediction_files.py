@@ -216,7 +216,7 @@ def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[
         splits = [eval_config.split, *([eval_config.train_split] if "train_split" in eval_config else [])]
         task = EVAL_KINDS[eval_config.kind].task
         for part, split in enumerate(splits) if what == "features" or task == "classify" else ():
-            batches = data.eval_batches(config, name, program.batch_sharding, {}, part)
+            batches = data.EvalBatches(config, name, program.batch_sharding, {}, part)
             parts[name, split_label(split, batches.source.parts)] = batches
     return parts
 

@@ -4,7 +4,6 @@ The files may come from a stranger: their size is bounded, and each value is che
 is a pipe of operations here, and sizes there.
 """
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,23 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vit_jax import UserError, printable, user_errors
+from vit_jax import UserError, data, printable, user_errors
 from vit_jax.json_text import to_json
 from vit_jax.model import LOSSES, Model
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
 LOSS_KEY = "vit_jax_loss"
-# Our operation -> the filter with which it resizes if it states none.
-RESIZES = {"torch_resize": "bicubic", "resize_small": "bilinear", "resize": "bilinear"}
-CROPS = ("torch_center_crop", "central_crop")
-# Operation that other libraries have too -> the names of its arguments, in order.
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(RESIZES, ("size", "method", "antialias")),
-    **dict.fromkeys(CROPS, ("size",)),
-    "value_range": ("low", "high"),
-}
-FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
+PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 
 
 class PublishedConfig(NamedTuple):
@@ -207,7 +197,7 @@ class Preparation(NamedTuple):
 
     resize: int | tuple[int, int] | None  # the shorter side, or (height, width); None: not resized
     crop: tuple[int, int] | None
-    method: str  # one of FILTERS
+    method: str  # one of PILLOW_FILTERS
     values: tuple[float, float] = (-1.0, 1.0)  # what 0 and 255 become
 
 
@@ -232,16 +222,18 @@ def read_pipe(pipe: str) -> Preparation:
     Raises:
         UserError: the pipe does something that a `Preparation` cannot state.
     """
-    parts = [part.strip() for part in pipe.split("|")]
-    calls = [_parse_call(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
+    try:
+        calls = data.parse_calls(pipe)
+    except UserError:
+        raise _unsupported(pipe) from None
     prepared = Preparation(None, None, "bicubic")
     for name, arguments in calls:
-        if name in RESIZES and prepared.resize is prepared.crop is None:
-            size, method = arguments["size"], arguments.get("method", RESIZES[name])
+        if name in ("torch_resize", "resize_small", "resize") and prepared.resize is prepared.crop is None:
+            size, method = arguments["size"], arguments["method"]
             if name == "resize" and isinstance(size, int):
                 size = (size, size)
             prepared = prepared._replace(resize=size, method="bilinear" if method in ("area", "fast") else method)
-        elif name in CROPS and prepared.crop is None:
+        elif name in ("torch_center_crop", "central_crop") and prepared.crop is None:
             size = arguments["size"]
             prepared = prepared._replace(crop=size if isinstance(size, tuple) else (size, size))
         elif name == "value_range" and (name, arguments) == calls[-1]:
@@ -284,18 +276,6 @@ def scale_pipe(pipe: str, before: tuple[int, int], size: tuple[int, int]) -> str
         re.sub(r"\d+", lambda match: str((2 * int(match[0]) * size[0] + own[0]) // (2 * own[0])), "|".join(parts))
     ]
     return "|".join([*scaled, last])
-
-
-def _parse_call(part: str, pipe: str) -> tuple[str, dict[str, Any]]:
-    """Returns the operation in a part of a pipe, and name -> value of its arguments."""
-    try:
-        call: Any = ast.parse(part, mode="eval").body
-        name = call.func.id
-        given = {str(keyword.arg): keyword.value for keyword in call.keywords}
-        given |= dict(zip(ARGUMENTS[name], call.args, strict=False))
-        return name, {argument: ast.literal_eval(value) for argument, value in given.items()}
-    except (SyntaxError, ValueError, AttributeError, KeyError):
-        raise _unsupported(pipe) from None
 
 
 def _unsupported(pipe: str) -> UserError:

@@ -17,7 +17,7 @@ from vit_jax import UserError, models
 from vit_jax.interop.layout import Family
 from vit_jax.interop.published_config import (
     CONFIG_FILE,
-    FILTERS,
+    PILLOW_FILTERS,
     Keys,
     Preparation,
     PublishedConfig,
@@ -255,7 +255,7 @@ def _read_pipe(source: Mapping[str, Any], height: int, width: int) -> str | None
     """Returns the pipe of timm's evaluation; None if no pipe of ours equals it, as with borders around the image."""
     crop = read_float(source.get("crop_pct") or DEFAULT_CROP, "crop_pct")
     method, mode = source.get("interpolation") or "bicubic", source.get("crop_mode") or "center"
-    if not 0.1 <= crop <= 1 or method not in FILTERS:
+    if not 0.1 <= crop <= 1 or method not in PILLOW_FILTERS:
         return None
     rows, columns = (math.floor(side / crop) for side in (height, width))
     resize: int | tuple[int, int] = (rows, columns) if mode == "squash" else rows

@@ -12,7 +12,7 @@ from vit_jax import UserError, printable
 from vit_jax.interop.layout import Family
 from vit_jax.interop.published_config import (
     CONFIG_FILE,
-    FILTERS,
+    PILLOW_FILTERS,
     Keys,
     Preparation,
     PublishedConfig,
@@ -201,7 +201,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
     method = preprocessor.get("resample", 2 if kind.startswith("ViT") else 3)
     factor = preprocessor.get("rescale_factor", RESCALE)
     scaled = type(factor) in (int, float) and abs(factor - RESCALE) < 1e-6
-    if type(method) is not int or not 0 <= method < len(FILTERS) or not scaled:
+    if type(method) is not int or not 0 <= method < len(PILLOW_FILTERS) or not scaled:
         return None
     resize = crop = None
     if preprocessor.get("do_resize", True):
@@ -211,7 +211,7 @@ def _read_pipe(preprocessor: Mapping[str, Any]) -> str | None:
         crop = crop_size if isinstance(crop_size, tuple) else None
     if resize is None and crop is None:
         return None
-    return write_pipe(Preparation(resize, crop, FILTERS[method]))
+    return write_pipe(Preparation(resize, crop, PILLOW_FILTERS[method]))
 
 
 def _size(size: Any, square: bool) -> int | tuple[int, int] | None:
@@ -288,7 +288,7 @@ def _preprocessor(model: Model) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": RESCALE,
         "do_normalize": True,
-        "resample": FILTERS.index(prepared.method),
+        "resample": PILLOW_FILTERS.index(prepared.method),
         "image_mean": mean,
         "image_std": std,
     }

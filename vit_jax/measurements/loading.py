@@ -50,7 +50,7 @@ def measure_loading(bench: Bench) -> Iterator[Measurement]:
 def time_loader(bench: Bench, config, info: data.DataInfo, compiled: steps.CompiledStep, seconds: float) -> Timing:
     """Returns the time that the loader takes for a batch, until it lies on the devices, if nothing else runs."""
     with closing(data.train_batches(config, compiled.program.batch_sharding, 0, info.opened)) as batches:
-        for _ in range(batches.depth + 2):  # those that are read ahead
+        for _ in range(data.TRANSFERRED_AHEAD + 2):  # those that are read ahead
             jax.block_until_ready(next(batches))
         return time_each(bench, functools.partial(next, batches), seconds)
 
@@ -67,7 +67,7 @@ def time_both(bench: Bench, config, info: data.DataInfo, compiled: steps.Compile
             if len(waiting) > 1:
                 jax.block_until_ready(waiting.pop(0))
 
-        for _ in range(batches.depth + 2):
+        for _ in range(data.TRANSFERRED_AHEAD + 2):
             train()
         timing = time_each(bench, train, seconds)
         jax.block_until_ready(state)

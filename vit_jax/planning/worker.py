@@ -121,8 +121,8 @@ def describe_workload(config: ConfigDict, program: Program, request: PlanRequest
         batch=config.batch,
         images_per_device=program.batch_sharding.shard_shape((config.batch,))[0],
         images_per_host=targets.images_per_host(request.target, program.batch_sharding, config.batch),
-        # The next batch, and three more of bytes as they were read: see `data.loader`.
-        waiting_bytes=pixels * (images.dtype.itemsize + 3),
+        # The next batch as bytes and as numbers of the step, and the batches behind it as bytes.
+        waiting_bytes=pixels * (images.dtype.itemsize + 1 + data.TRANSFERRED_AHEAD),
         source=config.data.source,
         data_dir=config.data.data_dir,
         fast=config.data.fast,

@@ -78,10 +78,14 @@ def _choices(inside: str) -> list[str]:
 def find_folder(pattern: str, suffix: str) -> tuple[str, str]:
     """Returns the folder of a pattern, and the rest of the pattern, which is empty if the pattern is a folder itself.
 
-    A pattern is a folder if it has no wildcards and does not end with `suffix`.
+    A pattern is a folder if it has no wildcards and does not end with `suffix`. In a local path, the characters of
+    wildcards mean themselves as far as the path exists.
     """
     pattern = filesystem.absolute_path(pattern)
-    if wildcard := WILDCARD.search(pattern):
+    existing = "" if filesystem.is_remote(pattern) else pattern
+    while existing and not os.path.exists(existing):
+        existing = existing.rpartition("/")[0]
+    if wildcard := WILDCARD.search(pattern, len(existing)):
         folder = pattern[: wildcard.start()].rpartition("/")[0]
     elif pattern.endswith(suffix):
         folder = pattern.rpartition("/")[0]
@@ -98,26 +102,38 @@ def find_files(pattern: str, suffix: str) -> list[FoundFile]:
         suffix: the suffix of the files that are looked for in a folder.
 
     Raises:
-        UserError: there are no files, a file that the pattern names is missing, or the store cannot be read.
+        UserError: there are no files, a file that the pattern names is missing or is a link to nothing, or the store
+            cannot be read.
     """
     folder, rest = find_folder(pattern, suffix)
-    wanted = expand_braces(rest) if rest else [f"*{suffix}", f"*/*{suffix}"]
-    files: dict[str, FoundFile] = {}
-    for listed in dict.fromkeys(BRACES.sub("*", one) for one in ([rest] if rest else wanted)):
+    is_file = bool(rest) and not filesystem.is_remote(folder) and os.path.exists(filesystem.join_path(folder, rest))
+    if is_file:
+        wanted, patterns = [rest], [glob.escape(rest)]
+    else:
+        wanted = expand_braces(rest) if rest else [f"*{suffix}", f"*/*{suffix}"]
+        patterns = [BRACES.sub("*", rest)] if rest else wanted
+    versions: dict[str, Version | None] = {}  # of each file that is here
+    for listed in patterns:
         for path, version in filesystem.expand_pattern(filesystem.join_path(glob.escape(folder), listed)).items():
-            name = "/".join(path.split("/")[-1 - listed.count("/") :])
-            size = version.size if version else os.path.getsize(path)
-            files[name] = FoundFile(filesystem.join_path(folder, name), name, size, version)
-    if not files:
+            versions["/".join(path.split("/")[-1 - listed.count("/") :])] = version
+    if not versions:
         raise UserError(f"there are no files {filesystem.join_path(folder, rest or f'*{suffix}')}")
-    if missing := [one for one in wanted if not WILDCARD.search(one) and one not in files]:
+    if missing := [one for one in wanted if not WILDCARD.search(one) and one not in versions]:
         raise UserError(
             f"{len(missing)} of the {len(wanted)} files of {pattern} are missing in {folder}, such as {missing[0]}"
         )
     matched = [
-        name for one in wanted for name in ([one] if one in files else [x for x in files if fnmatchcase(x, one)])
+        name for one in wanted for name in ([one] if one in versions else [x for x in versions if fnmatchcase(x, one)])
     ]
-    return [files[name] for name in dict.fromkeys(matched)]
+    return [_found_file(filesystem.join_path(folder, name), name, versions[name]) for name in dict.fromkeys(matched)]
+
+
+def _found_file(path: str, name: str, version: Version | None) -> FoundFile:
+    """Returns a file that was listed, with its size; raises UserError if it is a link to nothing."""
+    try:
+        return FoundFile(path, name, version.size if version else os.path.getsize(path), version)
+    except FileNotFoundError:
+        raise UserError(f"{path} is a link to a file that is missing; restore that file, or remove the link") from None
 
 
 def files_of_splits(

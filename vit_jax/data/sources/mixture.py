@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from vit_jax import UserError
-from vit_jax.data.sources.source import Example, Label, Mixture, Names, Shards, Source, compose, kinds_of_names
+from vit_jax.data.sources.source import ClassNames, Example, Label, Mixture, Shards, Source, compose, kinds_of_names
 from vit_jax.storage import read_json
 
 PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+,]|$))")  # before another weight and kind of source
@@ -221,7 +221,7 @@ def read_renaming(path: str) -> Mapping[str, str]:
     return stated
 
 
-def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> Names:
+def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> ClassNames:
     """Returns the names that the classes of a part have in the mixture, in the order of the part's labels.
 
     Args:
@@ -244,14 +244,14 @@ def rename_classes(source: Source, renaming: Mapping[str, str], path: str) -> Na
     return tuple(renaming.get(compose(name), name) for name in own)
 
 
-def choose_names(kinds: Sequence[Sequence[Names]]) -> list[Names | None]:
+def choose_names(kinds: Sequence[Sequence[ClassNames]]) -> list[ClassNames | None]:
     """Returns, for each of several sources, those of its kinds of names of which most are also names in other sources.
 
     Of several such kinds it is the first. A kind in which several classes have the same name is chosen only if there is
     no other. The result for a source without names is None.
     """
     composed = [{compose(name) for names in of_source for name in names} for of_source in kinds]
-    chosen: list[Names | None] = []
+    chosen: list[ClassNames | None] = []
     for number, of_source in enumerate(kinds):
         others = {name for other, names in enumerate(composed) if other != number for name in names}
         shared = {names: (len({*names}) == len(names), len(others & {*map(compose, names)})) for names in of_source}
@@ -259,7 +259,7 @@ def choose_names(kinds: Sequence[Sequence[Names]]) -> list[Names | None]:
     return chosen
 
 
-def check_distinct(parts: Sequence[WeightedSource], names: Sequence[Names | None]) -> None:
+def check_distinct(parts: Sequence[WeightedSource], names: Sequence[ClassNames | None]) -> None:
     """Raises UserError if several classes of a part have the same name, and it has no renaming."""
     for part, of_part in zip(parts, names, strict=True):
         if of_part and not part.classes and len(set(map(compose, of_part))) < len(of_part):
@@ -267,8 +267,8 @@ def check_distinct(parts: Sequence[WeightedSource], names: Sequence[Names | None
 
 
 def join_classes(
-    names: Sequence[Names | None], counts: Sequence[int], texts: Sequence[str]
-) -> tuple[Names | None, tuple[tuple[int, ...] | None, ...]]:
+    names: Sequence[ClassNames | None], counts: Sequence[int], texts: Sequence[str]
+) -> tuple[ClassNames | None, tuple[tuple[int, ...] | None, ...]]:
     """Joins the classes of the parts of a mixture.
 
     Classes of the same name are one class. A part whose classes have no names must have as many classes as the mixture;
@@ -302,8 +302,8 @@ def join_classes(
 
 
 def show_names(
-    joined: Names | None, labels: Sequence[tuple[int, ...] | None], shown: Sequence[Names | None]
-) -> Names | None:
+    joined: ClassNames | None, labels: Sequence[tuple[int, ...] | None], shown: Sequence[ClassNames | None]
+) -> ClassNames | None:
     """Returns the names to print of the joined classes: those that the first part with the class prints, or None.
 
     Args:
@@ -320,8 +320,8 @@ def show_names(
 
 def describe_join(
     texts: Sequence[str],
-    names: Sequence[Names | None],
-    shown: Sequence[Names | None],
+    names: Sequence[ClassNames | None],
+    shown: Sequence[ClassNames | None],
     labels: Sequence[tuple[int, ...] | None],
 ) -> str:
     """Returns a line on how the classes of the parts `texts` were joined; see `show_names`."""

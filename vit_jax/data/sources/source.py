@@ -27,7 +27,7 @@ from vit_jax.storage import cache, filesystem
 
 Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
 Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
-Names: TypeAlias = tuple[str, ...]
+ClassNames: TypeAlias = tuple[str, ...]
 ID_IN_BRACKETS = re.compile(r".* \[(\S+)\]")
 
 # What is sampled of the contents of images.
@@ -358,7 +358,7 @@ def compose(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def kinds_of_names(source: Source) -> list[Names]:
+def kinds_of_names(source: Source) -> list[ClassNames]:
     """Returns the names of the classes of a source and, if these are words with ids, the ids; [] without names.
 
     Numbers, and ids that several classes share, tell classes of different sources apart no better than labels do: they

@@ -29,7 +29,7 @@ NO_VEHICLE = 1000.0
 VEHICLES = 3  # the first types of objects of KITTI: car, van, truck
 BINS = 16  # of the positions and orientations of dSprites
 
-Parts: TypeAlias = tuple[tuple[str, range], ...]  # as `Source.parts`
+SplitParts: TypeAlias = tuple[tuple[str, range], ...]  # as `Source.parts`
 Objects: TypeAlias = Mapping[str, Any]  # of a TFDS record: arrays with a row for each object
 
 
@@ -186,7 +186,7 @@ def check_record(features: Any, task: VtabTask) -> None:
         )
 
 
-def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
+def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, SplitParts]:
     """Returns split of `VTAB_SPLITS` -> the parts of the data set's own splits that it consists of.
 
     Args:
@@ -203,7 +203,7 @@ def find_splits(task: VtabTask, counts: dict[str, int]) -> dict[str, Parts]:
     return dict(zip(VTAB_SPLITS, (train, val, train + val, test), strict=True))
 
 
-def cut_parts(parts: Parts, rows: range) -> Parts:
+def cut_parts(parts: SplitParts, rows: range) -> SplitParts:
     """Returns the parts of the examples `rows`, which are counted over all `parts`, one part after the other."""
     pieces, start = [], 0
     for name, part in parts:
