@@ -7,7 +7,6 @@ from .choose import check_forms as check_forms
 from .choose import choose_attention as choose_attention
 from .choose import choose_mlp as choose_mlp
 from .choose import choose_packing as choose_packing
-from .choose import has_kernel as has_kernel
 from .choose import relative_kind as relative_kind
 from .comparison import make_attention_calls as make_attention_calls
 from .comparison import measure_differences as measure_differences

@@ -138,10 +138,10 @@ def cudnn(
 def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
     """Returns attention by the fastest form for the platform that the program is lowered for.
 
-    It is for models for which no device was chosen, as `Model.for_device` does. `choose.TABLE` says which form that is;
-    for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The compiled
-    program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for it. A
-    pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
+    It is for models for which no device was chosen, as `Model.for_device` does. `choose.FASTEST_ATTENTION` says which
+    form that is; for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The
+    compiled program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for
+    it. A pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
     differentiation works.
     """
     if extras.pattern and not extras.relative and packing.tokens >= IN_BLOCKS:
