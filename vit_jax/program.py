@@ -89,10 +89,6 @@ def make_program(
     inference = make_inference(model, mesh, state.params, task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
-        if config.task.kind == "distill" and not teacher_params:
-            raise UserError(
-                "task.kind=distill can be trained and planned, but not measured; choose a recipe without it."
-            )
         with sharding.use_mesh(mesh):
             return step(state, batch, *teacher_params)
 
@@ -235,27 +231,27 @@ def program_without_data(
 def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
     """Returns the program of a finished run for the devices here, with a batch of one image a device.
 
-    Its predictions accept batches of any other size as well. `config` is changed: settings that fitted the training to
-    the run's own devices (mesh, batch, accumulation) are overwritten.
+    Its predictions accept batches of any other size as well. `config` is changed by `fit_to_inference`.
 
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
     """
-    mesh = make_inference_mesh(config, fsdp)
-    return make_program(config, mesh, data.spec(config), check)
+    fit_to_inference(config, fsdp, images=1)
+    return make_program(config, sharding.make_mesh(config), data.spec(config), check)
 
 
-def make_inference_mesh(config: ConfigDict, fsdp: int, images: int = 1) -> Mesh:
-    """Returns a mesh of the devices here, and changes the configuration to suit it.
+def fit_to_inference(config: ConfigDict, fsdp: int, images: int) -> None:
+    """Overwrites what fitted a training to its own devices: the mesh, the batch, its parts, the compiler's options.
 
-    Raises:
-        UserError: the devices cannot be split over `fsdp`.
+    Args:
+        config: the configuration to change.
+        fsdp: the number of devices here to split the weights over.
+        images: the number of images of a step on each device here.
     """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options, config.adapt.rank = 1, "", 0  # adapters are merged when read
     config.batch = config.batch_eval = images * jax.device_count()
-    return sharding.make_mesh(config)
 
 
 def for_mesh(model: Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> Model:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, data, interop, nearest_path, without_queries
+from vit_jax import UserError, checkpoint, data, interop, nearest_path, sharding, without_queries
 from vit_jax.config import get_config, load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_trials import check_kernels
-from vit_jax.program import auto_dtype, describe_program, for_mesh, make_inference_mesh, make_inference_program
+from vit_jax.program import auto_dtype, describe_program, fit_to_inference, for_mesh, make_inference_program
 from vit_jax.tree import ArrayTree
 
 MOST_ACTIVATION_BYTES = 2**28  # bytes of a device's largest activation; a few of that size are in memory at once
@@ -107,7 +107,8 @@ def open_weights(
     """
     model, params = interop.load(path, dtype=auto_dtype(jax.devices()[0]), resolution=resolution)
     config, height = get_config(), model.image_size[0]
-    mesh = make_inference_mesh(config, fsdp, DEFAULT_IMAGES)
+    fit_to_inference(config, fsdp, DEFAULT_IMAGES)
+    mesh = sharding.make_mesh(config)
     with config.unlocked():
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None
         config.data.source, config.evals = source or "", ConfigDict()
