@@ -1,4 +1,5 @@
 from .attention_kinds import ATTENTIONS as ATTENTIONS
+from .attention_kinds import fastest_attention as fastest_attention
 from .choose import CHIP_KERNELS as CHIP_KERNELS
 from .choose import PLAIN_FORMS as PLAIN_FORMS
 from .choose import AttentionSizes as AttentionSizes

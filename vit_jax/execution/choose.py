@@ -26,7 +26,7 @@ class AttentionSizes(NamedTuple):
     dtype: Dtype
     change: kernels.QKChange | None = None  # of queries and keys, after their projection
     relative: kernels.RelativeKind | None = None  # the relative positions that the TPU kernel computes
-    unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
+    unsupported_scores: bool = False  # whether the scores have a pattern or positions that the TPU kernel does not know
 
 
 def _suits_cudnn(device_kind: str, sizes: AttentionSizes) -> bool:
@@ -115,7 +115,7 @@ def sizes_of_images(spec: ModelSpec, images: int, tokens: int, heads: int) -> At
         *(images, tokens, heads, spec.head_dim, spec.dtype),
         change=qk_change(spec),
         relative=relative_kind(spec),
-        unsupported_scores=spec.position.is_relative and relative_kind(spec) is None,
+        unsupported_scores=spec.attention.is_sparse or (spec.position.is_relative and relative_kind(spec) is None),
     )
 
 

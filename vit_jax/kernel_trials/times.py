@@ -117,10 +117,10 @@ def find_slower(config: ConfigDict) -> str | None:
     if not times:
         return None
     spec = model_without_data(config, auto_dtype(device)).spec
-    if not isinstance(spec, models.ModelSpec) or spec.attention.is_sparse:  # a pattern has forms of its own
+    if not isinstance(spec, models.ModelSpec):
         return None
     sizes = attention_sizes(spec, 1, config.mesh.tensor)
-    if sizes.change or spec.position.is_relative:  # the times are of attention without these
+    if sizes.change or sizes.relative or sizes.unsupported_scores:  # the times are of attention without these
         return None
     for time in times:
         if time.is_of(sizes) and time.seconds > SLOWER * time.plain_seconds:
