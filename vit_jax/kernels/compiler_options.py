@@ -77,4 +77,4 @@ def find_fault(name: str, value: str | bool, mesh: Mesh) -> str | None:
 def before_strided_convolution(x: jax.Array, device_kind: str) -> jax.Array:
     """Returns the input of a strided convolution, kept apart from what computes it where the compiler would crash."""
     tpu = find_tpu_kind(device_kind)
-    return jax.lax.optimization_barrier(x) if tpu and tpu.crashes else x
+    return jax.lax.optimization_barrier(x) if tpu and tpu.compiler_crashes else x

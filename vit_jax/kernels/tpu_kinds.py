@@ -30,19 +30,19 @@ class TpuKind(NamedTuple):
         name: of the chip, as in the name of a slice: a key of `planning.CHIPS`.
         device_kinds: how the kinds of device begin, as JAX names them.
         division: how the kernels divide their work.
-        fused_mlp: whether the MLP's kernel is faster than the compiler.
         options: options of the compiler. None may let it assume that there is no NaN or infinity: the step tests for
             them.
-        crashes: whether the compiler ends by a stack overflow where it fuses a norm's gradient with that of a strided
-            convolution after it.
+        fused_mlp: whether the MLP's kernel is faster than the compiler.
+        compiler_crashes: whether the compiler ends by a stack overflow where it fuses a norm's gradient with that of a
+            strided convolution after it.
     """
 
     name: str
     device_kinds: tuple[str, ...]
     division: Division
+    options: Options
     fused_mlp: bool = False
-    options: Options = {}  # noqa: RUF012
-    crashes: bool = False
+    compiler_crashes: bool = False
 
 
 # Figures of the options are millions of cycles of a training step: the schedule of the compiler, then its own estimate,
@@ -69,10 +69,10 @@ LARGER_TILES: Options = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
 # 2.26 million by the compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way.
 # On v4 and v5p the kernel would use one of the two cores of a chip.
 TPU_KINDS = (
-    TpuKind("v4", ("TPU v4",), NARROW),
-    TpuKind("v5e", ("TPU v5 lite", "TPU v5e"), Division(128, 5200, 128 * 2**20), options=WHOLE_PRODUCTS | LARGER_TILES),
-    TpuKind("v5p", ("TPU v5",), Division(128, 2600, 64 * 2**20)),
-    TpuKind("v6e", ("TPU v6",), Division(256, 5200, 128 * 2**20), fused_mlp=True, crashes=True),
+    TpuKind("v4", ("TPU v4",), NARROW, {}),
+    TpuKind("v5e", ("TPU v5 lite", "TPU v5e"), Division(128, 5200, 128 * 2**20), WHOLE_PRODUCTS | LARGER_TILES),
+    TpuKind("v5p", ("TPU v5",), Division(128, 2600, 64 * 2**20), {}),
+    TpuKind("v6e", ("TPU v6",), Division(256, 5200, 128 * 2**20), {}, fused_mlp=True, compiler_crashes=True),
 )
 
 
