@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.kernels.compiler_options import Options
+from vit_jax.kernels import Options
 from vit_jax.planning.compiler import Function
 
 Arrays = dict[str, Any]

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from benchmarks.tpu import table
 from benchmarks.tpu_process import Report, write_cases
 from vit_jax import cli
-from vit_jax.execution import ATTENTIONS, attention_sizes, choose_packing
+from vit_jax.execution import ATTENTIONS, attention_sizes, choose_packing, fastest_attention
 from vit_jax.model import create
 from vit_jax.models import AttentionExtras, Pattern
 from vit_jax.models.pattern import attended_pairs
@@ -55,11 +55,13 @@ def compile_case(name: str) -> Report:
     spec, [device, *_] = spec_of(name), targets.find_devices(TARGET, 1)
     kind, images, mesh = spec.attention.kind, IMAGES[spec.position.image_size[0]], Mesh(np.array([device]), ("data",))
     heads, head_dim = spec.attention.num_heads, spec.head_dim
-    packing = choose_packing(kind, attention_sizes(spec, images), device.device_kind)
+    sizes = attention_sizes(spec, images)
+    packing = choose_packing(kind, sizes, device.device_kind)
     extras = AttentionExtras()
     if spec.attention.is_sparse:
         extras = AttentionExtras(pattern=Pattern(spec))
-    attend = functools.partial(ATTENTIONS[kind], packing=packing, extras=extras)
+    attention = fastest_attention(sizes) if kind == "auto" else ATTENTIONS[kind]
+    attend = functools.partial(attention, packing=packing, extras=extras)
 
     def step(operands: tuple[jax.Array, ...], grad: jax.Array) -> tuple:
         attended, transpose = jax.vjp(lambda *operands: attend(*operands)[0], *operands)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from benchmarks.decoder import Decoder, train_step
 from benchmarks.tpu_process import Report, answer
-from vit_jax.kernels.compiler_options import WHOLE_PRODUCTS, Options
+from vit_jax.kernels.tpu_kinds import WHOLE_PRODUCTS, Options
 from vit_jax.planning import parse_topology, records, targets
 from vit_jax.planning.compiler import compile_function
 

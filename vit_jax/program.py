@@ -72,7 +72,7 @@ def make_program(
         UserError: the model cannot be built, does not fit the data or its teacher, or cannot be split over the mesh; or
             the compiler rejects an option.
     """
-    model, task = create_model(config, spec, "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16")
+    model, task = create_model(config, spec, auto_dtype(mesh.devices.flat[0]))
     model = for_mesh(model, config, mesh, check)
     taught = make_teacher(config, teacher, model, mesh, check) if teacher else None
     step = make_train_step(config, model, task, taught.model if taught else None)
@@ -89,10 +89,6 @@ def make_program(
     inference = make_inference(model, mesh, state.params, task, config.compiler_options)
 
     def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
-        if config.task.kind == "distill" and not teacher_params:
-            raise UserError(
-                "task.kind=distill can be trained and planned, but not measured; choose a recipe without it."
-            )
         with sharding.use_mesh(mesh):
             return step(state, batch, *teacher_params)
 
@@ -235,27 +231,27 @@ def program_without_data(
 def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | None = None) -> Program:
     """Returns the program of a finished run for the devices here, with a batch of one image a device.
 
-    Its predictions accept batches of any other size as well. `config` is changed: settings that fitted the training to
-    the run's own devices (mesh, batch, accumulation) are overwritten.
+    Its predictions accept batches of any other size as well. `config` is changed by `fit_to_inference`.
 
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
     """
-    mesh = make_inference_mesh(config, fsdp)
-    return make_program(config, mesh, data.spec(config), check)
+    fit_to_inference(config, fsdp, images=1)
+    return make_program(config, sharding.make_mesh(config), data.spec(config), check)
 
 
-def make_inference_mesh(config: ConfigDict, fsdp: int) -> Mesh:
-    """Returns a mesh of the devices here, and changes the configuration to suit it.
+def fit_to_inference(config: ConfigDict, fsdp: int, images: int) -> None:
+    """Overwrites what fitted a training to its own devices: the mesh, the batch, its parts, the compiler's options.
 
-    Raises:
-        UserError: the devices cannot be split over `fsdp`.
+    Args:
+        config: the configuration to change.
+        fsdp: the number of devices here to split the weights over.
+        images: the number of images of a step on each device here.
     """
     with config.unlocked():  # the configurations of older runs lack some axes
         config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options, config.adapt.rank = 1, "", 0  # adapters are merged when read
-    config.batch = config.batch_eval = jax.device_count()
-    return sharding.make_mesh(config)
+    config.batch = config.batch_eval = images * jax.device_count()
 
 
 def for_mesh(model: Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> Model:
@@ -266,6 +262,11 @@ def for_mesh(model: Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | N
     [images] = sharding.batch_sharding(mesh).shard_shape((config.batch // config.accum_steps,))
     model = model.for_device(mesh.devices.flat[0].device_kind, images, mesh.shape["tensor"])
     return check(model, mesh.local_devices[0], mesh.shape["tensor"]) if check else model
+
+
+def auto_dtype(device: jax.Device) -> str:
+    """Returns the dtype of the activations on a kind of device if `config.model.dtype` is auto."""
+    return "float32" if device.platform == "cpu" else "bfloat16"
 
 
 def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32") -> tuple[Model, tasks.Task]:
@@ -297,14 +298,18 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
     return model.with_fields(**task.head), task
 
 
-def model_without_data(config: ConfigDict) -> Model:
+def model_without_data(config: ConfigDict, dtype: str = "float32") -> Model:
     """Returns the model of a configuration that need not state how many classes and examples its data have.
+
+    Args:
+        config: the configuration.
+        dtype: the dtype of the activations if the configuration says `auto`.
 
     Raises:
         UserError: the model or the preprocessing is wrong.
     """
     config = _with_any_data(config)
-    return create_model(config, data.spec(config))[0]
+    return create_model(config, data.spec(config), dtype)[0]
 
 
 def image_size_without_data(config: ConfigDict) -> tuple[int, int]:

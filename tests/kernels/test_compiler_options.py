@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_program import build
 from vit_jax import UserError
-from vit_jax.kernels import compiler_options
+from vit_jax.kernels import compiler_options, tpu_kinds
 from vit_jax.planning import PlanRequest, client
 from vit_jax.training import run_summary
 
@@ -16,9 +16,10 @@ KNOWN = "xla_cpu_enable_fast_min_max"  # what this machine's compiler knows
 
 @pytest.fixture
 def table(monkeypatch):
-    """The table's row for CPUs: an option that the compiler knows, and one that it does not."""
+    """A row of the table for CPUs: an option that the compiler knows, and one that it does not."""
     row = {KNOWN: False, "xla_nonsense": "1"}
-    monkeypatch.setitem(compiler_options.TABLE, jax.devices()[0].device_kind, row)
+    cpu = tpu_kinds.TpuKind("none", (jax.devices()[0].device_kind,), tpu_kinds.NARROW, options=row)
+    monkeypatch.setattr(tpu_kinds, "TPU_KINDS", (*tpu_kinds.TPU_KINDS, cpu))
 
 
 def test_options_are_pairs():
@@ -83,8 +84,8 @@ def test_every_function_of_a_program_has_them(tiny, table):
 
 
 def test_no_option_assumes_that_numbers_are_finite():
-    for options in compiler_options.TABLE.values():
-        assert not [name for name in options if "nan" in name or "fast_math" in name or "finite" in name]
+    for tpu in tpu_kinds.TPU_KINDS:
+        assert not [name for name in tpu.options if "nan" in name or "fast_math" in name or "finite" in name]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.measurements.helpers import make_bench
 from vit_jax import UserError
+from vit_jax.kernels import TPU_KINDS, find_tpu_kind
 from vit_jax.measurements import bus_bandwidth, published, steps
 from vit_jax.measurements.bench import Timing
 from vit_jax.measurements.workloads import MeasuredStep
@@ -16,6 +17,8 @@ from vit_jax.planning import CHIPS, targets
 def test_kinds_of_devices_are_known_by_jax_name():
     known = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e", "cpu": None}
     assert {kind: published.find_tpu(kind) for kind in known} == known
+    assert {tpu.name for tpu in TPU_KINDS} == CHIPS.keys()
+    assert find_tpu_kind("TPU v5e") is find_tpu_kind("TPU v5 lite")  # its options included
     assert published.find_published("TPU v5 lite") == (197e12, 819e9)
     assert published.find_published("NVIDIA H100 80GB HBM3").hbm_bandwidth == 3.35e12
     assert published.find_published("cpu") is published.find_published("NVIDIA GeForce") is None

@@ -6,12 +6,13 @@ import jax
 import pytest
 
 from tests.measurements.helpers import MODEL, make_bench
-from vit_jax import measure, measurements
+from vit_jax import UserError, measure, measurements
 from vit_jax.data import loader
 from vit_jax.execution import AttentionSizes, attention_kinds
 from vit_jax.measurements import curve, steps
 from vit_jax.measurements.attention_forms import compare_times
 from vit_jax.measurements.bench import Timing
+from vit_jax.measurements.workloads import MeasuredStep
 
 SLOW = 0.3  # seconds that a step takes longer
 
@@ -52,6 +53,12 @@ def test_collectives_are_timed_over_each_axis_until_the_time_is_over():
     assert rows[0].measured > 0 and rows[0].name == "all-reduce of 64 KiB over 2 devices of mesh.data"
     one = make_bench(devices=jax.devices()[:1])
     assert [row.note for row in measurements.measure_collectives(one)] == ["there is one device"]
+
+
+def test_a_step_that_needs_a_teacher_is_not_measured():
+    bench = make_bench("--config.task.kind=distill", "--config.task.teacher=teacher.npz", devices=jax.devices()[:1])
+    with pytest.raises(UserError, match="not measured; choose a recipe without it"):
+        steps.start(bench, MeasuredStep.of(bench, MODEL, 1))
 
 
 @pytest.mark.slow

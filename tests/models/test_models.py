@@ -756,7 +756,7 @@ def test_images_must_fit_the_positions():
 def test_every_word_that_the_spec_accepts_is_implemented():
     spec = models.spec
     implementations = {
-        spec.AttentionKind: execution.ATTENTIONS,
+        spec.AttentionKind: ("auto", *execution.ATTENTIONS),
         spec.AttentionPattern: ("full", *models.pattern.RULES),
         spec.MlpKind: execution.dense_layers.MLPS,
         spec.Activation: models.mlp.ACTIVATIONS,

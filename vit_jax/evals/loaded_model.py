@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, checkpoint, data, interop, nearest_path, without_queries
+from vit_jax import UserError, checkpoint, data, interop, nearest_path, sharding, without_queries
 from vit_jax.config import get_config, load_config
 from vit_jax.inference import Inference, make_inference
 from vit_jax.kernel_trials import check_kernels
-from vit_jax.program import describe_program, make_inference_mesh, make_inference_program
+from vit_jax.program import auto_dtype, describe_program, fit_to_inference, for_mesh, make_inference_program
 from vit_jax.tree import ArrayTree
 
 MOST_ACTIVATION_BYTES = 2**28  # bytes of a device's largest activation; a few of that size are in memory at once
@@ -105,21 +105,17 @@ def open_weights(
     Raises:
         UserError: the weights cannot be read, or cannot be split over `fsdp` devices.
     """
-    devices = jax.devices()
-    dtype = "float32" if devices[0].platform == "cpu" else "bfloat16"  # as in a run where model.dtype is auto
-    model, params = interop.load(path, dtype=dtype, resolution=resolution)
+    model, params = interop.load(path, dtype=auto_dtype(jax.devices()[0]), resolution=resolution)
     config, height = get_config(), model.image_size[0]
-    mesh = make_inference_mesh(config, fsdp)
+    fit_to_inference(config, fsdp, DEFAULT_IMAGES)
+    mesh = sharding.make_mesh(config)
     with config.unlocked():
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None
         config.data.source, config.evals = source or "", ConfigDict()
-    first = mesh.local_devices[0]
-    model = check_kernels(model.for_device(first.device_kind, DEFAULT_IMAGES), first)
+    model = for_mesh(model, config, mesh, check_kernels)
     shapes = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, params))
     digest = functools.partial(interop.digest_weights, path)
-    return LoadedModel(
-        config, make_inference(model, mesh, shapes), lambda: params, DEFAULT_IMAGES * len(devices), digest
-    )
+    return LoadedModel(config, make_inference(model, mesh, shapes), lambda: params, config.batch_eval, digest)
 
 
 def choose_batch(program: Inference) -> int:

@@ -1,4 +1,5 @@
 from .attention_kinds import ATTENTIONS as ATTENTIONS
+from .attention_kinds import fastest_attention as fastest_attention
 from .choose import CHIP_KERNELS as CHIP_KERNELS
 from .choose import PLAIN_FORMS as PLAIN_FORMS
 from .choose import AttentionSizes as AttentionSizes
@@ -7,7 +8,6 @@ from .choose import check_forms as check_forms
 from .choose import choose_attention as choose_attention
 from .choose import choose_mlp as choose_mlp
 from .choose import choose_packing as choose_packing
-from .choose import has_kernel as has_kernel
 from .choose import relative_kind as relative_kind
 from .comparison import make_attention_calls as make_attention_calls
 from .comparison import measure_differences as measure_differences

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from vit_jax.execution.choose import SMALLEST_TPU, AttentionSizes, choose_attention, choose_packing
 from vit_jax.execution.norms_and_products import add_bias, layer_norm, product
 from vit_jax.execution.sparse_attention import attend_in_pattern
-from vit_jax.execution.tpu import computes, fused, kernel_change, kernel_relative
+from vit_jax.execution.tpu import fused
 from vit_jax.kernels import Packing
 from vit_jax.models import (
     QKV,
@@ -25,7 +25,7 @@ from vit_jax.models import (
     scaled,
     softmax_attention,
 )
-from vit_jax.sharding import constrain, gather, local_size, traced_device_kind
+from vit_jax.sharding import constrain, gather, traced_device_kind
 
 # (rows of all images, kernel and bias of the projection, packing of the rows, extras) -> (attended rows, weights)
 Attention: TypeAlias = Callable[[Rows, QKVKernel, QKVBias, Packing, AttentionExtras], tuple[Rows, AttentionWeights]]
@@ -135,46 +135,42 @@ def cudnn(
     return attended.reshape(x.shape), softmax_attention(qkv[:, :tokens])[1]
 
 
-def auto(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
-    """Returns attention by the fastest form for the platform that the program is lowered for.
+def fastest_attention(sizes: AttentionSizes) -> Attention:
+    """Returns attention by the fastest form for the platform that the program is lowered for: `attention=auto`.
 
-    It is for models for which no device was chosen, as `Model.for_device` does. `choose.TABLE` says which form that is;
-    for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The compiled
-    program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for it. A
-    pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
+    It is for models for which no device was chosen, as `Model.for_device` does. `choose.FASTEST_ATTENTION` says which
+    form that is; for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The
+    compiled program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for
+    it. A pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
     differentiation works.
     """
-    if extras.pattern and not extras.relative and packing.tokens >= IN_BLOCKS:
-        qkv = project(packing.unpack(x), kernel, bias, extras)
-        return packing.pack(attend_in_pattern(extras.pattern.spec, qkv).reshape(*qkv.shape[:2], -1))
-    heads, head_dim = kernel.shape[2:]
-    sizes = AttentionSizes(
-        *(local_size("batch", len(x) // packing.rows * packing.images), packing.tokens),
-        *(local_size("heads", heads), head_dim, x.dtype.name),
-        change=kernel_change(extras),
-        relative=kernel_relative(extras),
-        unsupported_scores=not computes(extras),
-    )
 
-    def run(kind: AttentionKind) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
-        suited = choose_packing("fused", sizes) if kind == "fused" else packing
+    def rows_of(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
+        if extras.pattern and not extras.relative and packing.tokens >= IN_BLOCKS:
+            qkv = project(packing.unpack(x), kernel, bias, extras)
+            return packing.pack(attend_in_pattern(extras.pattern.spec, qkv).reshape(*qkv.shape[:2], -1))
 
-        def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
-            operands = packing.repack(x, suited), kernel, bias, suited, extras
-            attended = fused(*operands) if kind == "fused" else ATTENTIONS[kind](*operands)[0]  # without weights
-            return suited.repack(attended, packing)
+        def run(kind: AttentionKind) -> Callable[[Rows, QKVKernel, QKVBias], Rows]:
+            suited = choose_packing("fused", sizes) if kind == "fused" else packing
 
-        return attend
+            def attend(x: Rows, kernel: QKVKernel, bias: QKVBias) -> Rows:
+                operands = packing.repack(x, suited), kernel, bias, suited, extras
+                attended = fused(*operands) if kind == "fused" else ATTENTIONS[kind](*operands)[0]  # without weights
+                return suited.repack(attended, packing)
 
-    traced = traced_device_kind()
-    devices = {"cpu": "cpu", "tpu": traced if traced.startswith("TPU") else SMALLEST_TPU, "default": ""}
-    kinds = {platform: choose_attention(device_kind, sizes) for platform, device_kind in devices.items()}
-    forms = {kind: run(kind) for kind in kinds.values()}  # one function for each: JAX then makes one branch
-    return jax.lax.platform_dependent(*(x, kernel, bias), **{platform: forms[kind] for platform, kind in kinds.items()})
+            return attend
+
+        traced = traced_device_kind()
+        devices = {"cpu": "cpu", "tpu": traced if traced.startswith("TPU") else SMALLEST_TPU, "default": ""}
+        kinds = {platform: choose_attention(device_kind, sizes) for platform, device_kind in devices.items()}
+        forms = {kind: run(kind) for kind in kinds.values()}  # one function for each: JAX then makes one branch
+        chosen = {platform: forms[kind] for platform, kind in kinds.items()}
+        return jax.lax.platform_dependent(*(x, kernel, bias), **chosen)
+
+    return _with_plain_weights(rows_of)
 
 
 ATTENTIONS: dict[AttentionKind, Attention] = {
-    "auto": _with_plain_weights(auto),
     "heads_first": _projected(heads_first),  # the fastest on CPUs
     "tokens_first": _projected(softmax_attention),
     "fused": _with_plain_weights(fused),

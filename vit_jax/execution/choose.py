@@ -11,7 +11,8 @@ from vit_jax.models import AttentionKind, Dtype, MlpKind, ModelSpec
 from vit_jax.sharding import traced_device_kind
 
 CHIP_KERNELS = ("fused", "cudnn")  # forms that a chip may execute wrongly
-SMALLEST_TPU = "TPU v4"  # the kind of TPU whose cores have the least vector memory
+# The kind of TPU whose cores have the least vector memory.
+SMALLEST_TPU = min(kernels.TPU_KINDS, key=lambda tpu: tpu.division.memory).device_kinds[0]
 PLAIN_FORMS = {"attention": "tokens_first", "mlp": "jit"}  # field -> what replaces them
 
 
@@ -25,10 +26,10 @@ class AttentionSizes(NamedTuple):
     dtype: Dtype
     change: kernels.QKChange | None = None  # of queries and keys, after their projection
     relative: kernels.RelativeKind | None = None  # the relative positions that the TPU kernel computes
-    unsupported_scores: bool = False  # whether something is added to the scores that the TPU kernel does not compute
+    unsupported_scores: bool = False  # whether the scores have a pattern or positions that the TPU kernel does not know
 
 
-def _suits_cudnn(sizes: AttentionSizes) -> bool:
+def _suits_cudnn(device_kind: str, sizes: AttentionSizes) -> bool:
     added = sizes.unsupported_scores or sizes.relative is not None
     return not added and sizes.dtype == "bfloat16" and sizes.head_dim % 8 == 0 and sizes.head_dim <= 128
 
@@ -44,12 +45,16 @@ def choose_shape(sizes: AttentionSizes, device_kind: str) -> kernels.AttentionSh
     return kernels.choose_attention_shape(*sizes[:4], itemsize, sizes.change, sizes.relative, division)
 
 
-def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
-    return lambda sizes: choose_shape(sizes, kind) is not None
+def _suits_kernel(device_kind: str, sizes: AttentionSizes) -> bool:
+    return kernels.find_tpu_kind(device_kind) is not None and choose_shape(sizes, device_kind) is not None
 
 
-# Beginning of the kind of device, form, condition on the sizes; the first row that applies is chosen. `attention=auto`
-# chooses by it, too, where no device is known.
+def _always(device_kind: str, sizes: AttentionSizes) -> bool:
+    return True
+
+
+# Beginning of the kind of device, form, condition on the kind and the sizes; the first row that applies is chosen.
+# `attention=auto` chooses by it, too, where no device is known.
 #
 # TPUs, forward and with the backward pass: cycles of v5e for each head and image by schedule (libtpu 0.0.42, no chip),
 # in bfloat16, from the fused layout of the projections to [batch, tokens, width]; in brackets without the changes of
@@ -69,23 +74,18 @@ def _suits_kernel(kind: str) -> Callable[[AttentionSizes], bool]:
 # CPUs: forward and backward pass of a layer of S/16, 32 images, 2 cores: heads_first 155 ms, tokens_first 280 ms,
 # jax.nn.dot_product_attention 307 ms. GPUs: the same of 256 images in bfloat16 on an H200: cudnn 0.78 ms, tokens_first
 # 1.88 ms (results/hardware/h200.json).
-TABLE: tuple[tuple[str, AttentionKind, Callable[[AttentionSizes], bool]], ...] = (
-    ("cpu", "heads_first", lambda sizes: True),
-    *((kind, "fused", _suits_kernel(kind)) for kind in ("TPU v4", "TPU v5 lite", "TPU v5e", "TPU v5", "TPU v6")),
-    ("TPU", "tokens_first", lambda sizes: True),
+FASTEST_ATTENTION: tuple[tuple[str, AttentionKind, Callable[[str, AttentionSizes], bool]], ...] = (
+    ("cpu", "heads_first", _always),
+    ("TPU", "fused", _suits_kernel),
     ("NVIDIA", "cudnn", _suits_cudnn),
-    ("", "tokens_first", lambda sizes: True),
+    ("", "tokens_first", _always),
 )
 
 
 def choose_attention(device_kind: str, sizes: AttentionSizes) -> AttentionKind:
     """Returns the fastest form of attention on a kind of device, as JAX names it; empty: a kind that is not known."""
-    return next(attention for kind, attention, allows in TABLE if device_kind.startswith(kind) and allows(sizes))
-
-
-def has_kernel(device_kind: str) -> bool:
-    """Returns whether there is an attention kernel for a kind of TPU, if it fits the vector memory."""
-    return any(device_kind.startswith(kind) for kind, attention, _ in TABLE if attention == "fused")
+    rows = (row for row in FASTEST_ATTENTION if device_kind.startswith(row[0]))
+    return next(attention for _, attention, suits in rows if suits(device_kind, sizes))
 
 
 def attention_sizes(spec: ModelSpec, images: int, tensor: int = 1) -> AttentionSizes:
@@ -115,7 +115,7 @@ def sizes_of_images(spec: ModelSpec, images: int, tokens: int, heads: int) -> At
         *(images, tokens, heads, spec.head_dim, spec.dtype),
         change=qk_change(spec),
         relative=relative_kind(spec),
-        unsupported_scores=spec.position.is_relative and relative_kind(spec) is None,
+        unsupported_scores=spec.attention.is_sparse or (spec.position.is_relative and relative_kind(spec) is None),
     )
 
 
@@ -174,13 +174,6 @@ def choose_packing(kind: AttentionKind, sizes: AttentionSizes, device_kind: str 
     return Packing(tokens, 1, kernels.round_up(tokens, 2) if kind == "cudnn" else tokens)
 
 
-# Beginning of the names of the kinds of device on which the MLP's TPU kernel is faster. Cycles of a layer of B/16 with
-# 128 images by schedule (libtpu 0.0.42, no chip), forward and backward, with LayerNorm and residual: v6e 2.26 million
-# by the compiler, 1.55 by the kernel. On v5e the products take as long as the chip can do them either way. On v4 and
-# v5p the kernel would use one of the two cores of a chip.
-FUSED = ("TPU v6",)
-
-
 def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) -> MlpKind:
     """Returns the fastest form of a model's MLPs, `fused` or `jit`.
 
@@ -190,11 +183,12 @@ def choose_mlp(device_kind: str, spec: ModelSpec, images: int, tensor: int = 1) 
         images: the number of images that one device computes at a time, in one of the `accum_steps` parts of a batch.
         tensor: the number of devices over which the hidden channels are split.
     """
-    if not device_kind.startswith(FUSED) or not allows_fused_mlp(spec) or tensor > 1:
+    tpu = kernels.find_tpu_kind(device_kind)
+    if not (tpu and tpu.fused_mlp) or not allows_fused_mlp(spec) or tensor > 1:
         return "jit"
     itemsize, grad_itemsize = (jnp.dtype(each).itemsize for each in (spec.dtype, spec.kernel_dtype))
-    rows, memory = count_rows(device_kind, spec, images), kernels.choose_division(device_kind).memory
-    sizes = kernels.MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, memory)
+    rows = count_rows(device_kind, spec, images)
+    sizes = kernels.MlpSizes(rows, spec.width, spec.mlp_dim, itemsize, grad_itemsize, tpu.division.memory)
     return "fused" if kernels.choose_mlp_step(sizes) else "jit"
 
 

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
 from vit_jax.execution import dense_layers, norms_and_products
-from vit_jax.execution.attention_kinds import ATTENTIONS
-from vit_jax.execution.choose import allows_fused_mlp, choose_packing, sizes_of_images
+from vit_jax.execution.attention_kinds import ATTENTIONS, fastest_attention
+from vit_jax.execution.choose import AttentionSizes, allows_fused_mlp, choose_packing, sizes_of_images
 from vit_jax.execution.dense_layers import MLPS
 from vit_jax.execution.stack import run_blocks
 from vit_jax.execution.tpu import add_fused_mlp
@@ -54,18 +54,15 @@ class DeviceOps(PlainOps):
 
     def for_images(self, spec: ModelSpec, images: int) -> "DeviceOps":
         """See `PlainOps`."""
-        heads = local_size("heads", spec.attention.num_heads)
-        sizes = sizes_of_images(spec, local_size("batch", images), spec.tokens, heads)
+        sizes = _local_sizes(spec, local_size("batch", images), spec.tokens)
         # Axial blocks pack their lines themselves.
         kind = spec.attention.kind if spec.block.kind == "standard" else "tokens_first"
         return dataclasses.replace(self, spec=spec, packing=choose_packing(kind, sizes))
 
     def for_lines(self, images: int, lines: int, patches: int) -> "DeviceOps":
         """See `PlainOps`."""
-        spec, images = self.spec, local_size("batch", images) * lines
-        heads = local_size("heads", spec.attention.num_heads)
-        packing = choose_packing(spec.attention.kind, sizes_of_images(spec, images, patches, heads))
-        return dataclasses.replace(self, packing=packing, lines=lines)
+        sizes = _local_sizes(self.spec, local_size("batch", images) * lines, patches)
+        return dataclasses.replace(self, packing=choose_packing(self.spec.attention.kind, sizes), lines=lines)
 
     @property
     def for_pooled(self) -> "DeviceOps":
@@ -153,7 +150,13 @@ class DeviceOps(PlainOps):
         self, x: Rows, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras
     ) -> tuple[Rows, AttentionWeights]:
         """Returns attention in the form that the spec names, see `PlainOps.attend`."""
-        return ATTENTIONS[self.spec.attention.kind](x, self._cast(kernel, x.dtype), bias, self.packing, extras)
+        spec, packing = self.spec, self.packing
+        if spec.attention.kind == "auto":
+            images = len(x) // packing.rows * packing.images
+            attention = fastest_attention(_local_sizes(spec, local_size("batch", images), packing.tokens))
+        else:
+            attention = ATTENTIONS[spec.attention.kind]
+        return attention(x, self._cast(kernel, x.dtype), bias, packing, extras)
 
     def widen(self, x: Rows, kernel: Array, bias: Array, name: str, activate: Callable[[Array], Array]) -> Array:
         """Returns the hidden channels of an MLP, with the communication that the spec names."""
@@ -181,3 +184,7 @@ class DeviceOps(PlainOps):
     ) -> tuple[Rows, dict[str, Any]]:
         """Applies the blocks one by one or as a loop, see `PlainOps.run_blocks`."""
         return run_blocks(self.spec, step, x, stacks, rates)
+
+
+def _local_sizes(spec: ModelSpec, images: int, tokens: int) -> AttentionSizes:
+    return sizes_of_images(spec, images, tokens, local_size("heads", spec.attention.num_heads))

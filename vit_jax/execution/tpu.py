@@ -24,7 +24,8 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
     Raises:
         ValueError: the TPU kernel does not compute all that is added to the scores.
     """
-    if not computes(extras):
+    relative_to = extras.relative and relative_kind(extras.relative.spec)
+    if extras.pattern or (extras.relative and relative_to is None):
         raise ValueError("the kernel does not compute all that is added to the scores")
 
     def attend(
@@ -39,7 +40,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
         attended = kernels.fused_attention(
             *(projected, bias.reshape(-1), packing, heads),
             change=kernel_change(extras),
-            relative=kernel_relative(extras),
+            relative=relative_to,
             tables=tables,
         )
         return attended.reshape(-1, heads * head_dim)
@@ -57,16 +58,6 @@ def kernel_change(extras: AttentionExtras) -> QKChange | None:
     """Returns what the TPU kernel does to queries and keys; None: nothing."""
     rotates = extras.angles is not None
     return QKChange(extras.epsilon if extras.norms else None, rotates) if extras.norms or rotates else None
-
-
-def kernel_relative(extras: AttentionExtras) -> kernels.RelativeKind | None:
-    """Returns the relative positions as the TPU kernel takes them; None: there are none, or it takes none of these."""
-    return extras.relative and relative_kind(extras.relative.spec)
-
-
-def computes(extras: AttentionExtras) -> bool:
-    """Returns whether the TPU kernel computes all that is added to the scores."""
-    return extras.pattern is None and (extras.relative is None or kernel_relative(extras) is not None)
 
 
 def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:

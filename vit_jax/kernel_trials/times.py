@@ -18,7 +18,7 @@ from vit_jax import models
 from vit_jax.distributed import Coordinator, run_on_all
 from vit_jax.execution import AttentionSizes, attention_sizes
 from vit_jax.kernels import round_up
-from vit_jax.program import model_without_data
+from vit_jax.program import auto_dtype, model_without_data
 from vit_jax.storage import filesystem, memo, versions
 
 PLAIN = "tokens_first"
@@ -116,12 +116,11 @@ def find_slower(config: ConfigDict) -> str | None:
     times = read_times(device.device_kind) if reads else []
     if not times:
         return None
-    spec = model_without_data(config).spec
-    if not isinstance(spec, models.ModelSpec) or spec.attention.is_sparse:  # a pattern has forms of its own
+    spec = model_without_data(config, auto_dtype(device)).spec
+    if not isinstance(spec, models.ModelSpec):
         return None
-    dtype = {"auto": "float32" if device.platform == "cpu" else "bfloat16"}.get(config.model.dtype, config.model.dtype)
-    sizes = attention_sizes(spec, 1, config.mesh.tensor)._replace(dtype=dtype)
-    if sizes.change or spec.position.is_relative:  # the times are of attention without these
+    sizes = attention_sizes(spec, 1, config.mesh.tensor)
+    if sizes.change or sizes.relative or sizes.unsupported_scores:  # the times are of attention without these
         return None
     for time in times:
         if time.is_of(sizes) and time.seconds > SLOWER * time.plain_seconds:

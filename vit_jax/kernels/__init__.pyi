@@ -1,7 +1,6 @@
 from .attention_kernel import fused_attention as fused_attention
 from .attention_shape import AttentionShape as AttentionShape
 from .attention_shape import choose_attention_shape as choose_attention_shape
-from .compiler_options import Options as Options
 from .compiler_options import before_strided_convolution as before_strided_convolution
 from .compiler_options import choose_options as choose_options
 from .dispatch import interpret_kernels as interpret_kernels
@@ -16,6 +15,10 @@ from .qk_change import QKChange as QKChange
 from .qk_change import lanes_of_heads as lanes_of_heads
 from .relative_table import RelativeKind as RelativeKind
 from .relative_table import spread_table as spread_table
-from .tile_sizes import NARROW as NARROW
-from .tile_sizes import Division as Division
-from .tile_sizes import choose_division as choose_division
+from .tpu_kinds import NARROW as NARROW
+from .tpu_kinds import TPU_KINDS as TPU_KINDS
+from .tpu_kinds import Division as Division
+from .tpu_kinds import Options as Options
+from .tpu_kinds import choose_division as choose_division
+from .tpu_kinds import find_row as find_row
+from .tpu_kinds import find_tpu_kind as find_tpu_kind

@@ -15,8 +15,8 @@ from vit_jax.kernels.matrix_products import dot, dot_transposed
 from vit_jax.kernels.packing import ROW_TILE
 from vit_jax.kernels.qk_change_steps import differentiate_change, write_changed
 from vit_jax.kernels.relative_scores import RelativeScores
-from vit_jax.kernels.tile_sizes import LANES
 from vit_jax.kernels.tiles import Group, Tile, first_query, pipelined, tiles
+from vit_jax.kernels.tpu_kinds import LANES
 
 NEVER = 1e30  # a log-sum-exp beside which every weight is zero
 

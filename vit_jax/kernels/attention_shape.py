@@ -6,7 +6,7 @@ from typing import NamedTuple
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 from vit_jax.kernels.qk_change import CHANGED_ROWS, NORM_ROWS, QKChange, lanes_of_heads
 from vit_jax.kernels.relative_table import RelativeKind, count_phases, count_rows, table_rows
-from vit_jax.kernels.tile_sizes import LANES, NARROW, Division
+from vit_jax.kernels.tpu_kinds import LANES, NARROW, Division
 
 # A step of the grid is what the compiler unrolls and schedules together. Packs share a step up to so many heads,
 # counted in each image and in whole groups. An image is divided into several steps above so many vector registers of

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vit_jax.kernels.tile_sizes import LANES
+from vit_jax.kernels.tpu_kinds import LANES
 
 # Rows of one step of the grid and hidden channels of one product, at most. From 256 to 1,792 rows and from 256 to 1,024
 # channels the cycles of v6e differ by 7 %.

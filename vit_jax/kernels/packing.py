@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from vit_jax.kernels.tile_sizes import NARROW, Division
+from vit_jax.kernels.tpu_kinds import NARROW, Division
 
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 PackedRows: TypeAlias = Float[Array, "rows width"]

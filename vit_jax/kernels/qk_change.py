@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.packing import round_up
-from vit_jax.kernels.tile_sizes import LANES
+from vit_jax.kernels.tpu_kinds import LANES
 
 Rows: TypeAlias = Float[Array, "rows lanes"]
 Table: TypeAlias = Float[Array, "_ _"]  # rows, lanes

@@ -23,8 +23,8 @@ from vit_jax.kernels.attention_shape import AttentionShape
 from vit_jax.kernels.matrix_products import dot, dot_transposed
 from vit_jax.kernels.packing import ROW_TILE, round_up
 from vit_jax.kernels.relative_table import count_phases, count_rows
-from vit_jax.kernels.tile_sizes import LANES
 from vit_jax.kernels.tiles import Tile
+from vit_jax.kernels.tpu_kinds import LANES
 
 
 class RelativeScores:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.kernels.packing import BFLOAT16_TILE, Packing, round_up
-from vit_jax.kernels.tile_sizes import LANES
+from vit_jax.kernels.tpu_kinds import LANES
 
 
 class RelativeKind(NamedTuple):

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.distributed import Coordinator
+from vit_jax.program import auto_dtype
 
 Value = TypeVar("Value")
 Call: TypeAlias = Callable[[], Any]  # which may return before its arrays are ready
@@ -71,7 +72,7 @@ class Bench:
     @property
     def dtype(self) -> str:
         """The type of the activations that a run chooses here."""
-        return "float32" if self.device.platform == "cpu" else "bfloat16"
+        return auto_dtype(self.device)
 
     def agree(self, value: Value) -> Value:
         """Returns host 0's value; all hosts call this."""

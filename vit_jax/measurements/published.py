@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 
+from vit_jax.kernels import find_row, find_tpu_kind
 from vit_jax.planning import CHIPS, Slice
 
 
@@ -20,15 +21,7 @@ class ChipSpec(NamedTuple):
     hbm_bandwidth: float
 
 
-# Beginning of the kind of device, as JAX names it -> key of `planning.CHIPS`; the first that applies counts.
-TPUS = {
-    "TPU v4": "v4",
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v6": "v6e",
-}
-# NVIDIA's data sheets of A100, H100 and H200.
+# Beginning of the kind of device, as JAX names it, in NVIDIA's data sheets of A100, H100 and H200.
 GPUS = {
     "NVIDIA A100-SXM4-40GB": ChipSpec(312e12, 1555e9),
     "NVIDIA A100-SXM4-80GB": ChipSpec(312e12, 2039e9),
@@ -39,14 +32,15 @@ GPUS = {
 
 def find_tpu(device_kind: str) -> str | None:
     """Returns the key of `planning.CHIPS` for a kind of device; None: it is no TPU that is known."""
-    return next((chip for kind, chip in TPUS.items() if device_kind.startswith(kind)), None)
+    tpu = find_tpu_kind(device_kind)
+    return tpu.name if tpu else None
 
 
 def find_published(device_kind: str) -> ChipSpec | None:
     """Returns what is published of a kind of device; None: nothing is known here."""
     if chip := find_tpu(device_kind):
         return ChipSpec(CHIPS[chip].flops, CHIPS[chip].hbm_bandwidth)
-    return next((published for kind, published in GPUS.items() if device_kind.startswith(kind)), None)
+    return find_row(GPUS, device_kind)
 
 
 def find_slice(devices: Sequence[jax.Device]) -> Slice | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import machine, reason
+from vit_jax import UserError, machine, reason
 from vit_jax.measurements.bench import Bench, Timing, summarize
 from vit_jax.measurements.measurement import Measurement
 from vit_jax.measurements.workloads import MeasuredStep
@@ -107,7 +107,13 @@ def measure_model(bench: Bench, workload: MeasuredStep) -> Iterator[Measurement]
 
 
 def start(bench: Bench, workload: MeasuredStep) -> CompiledStep:
-    """Compiles a step, if this was not done, and initialises its state and a batch of random numbers on the devices."""
+    """Compiles a step, if this was not done, and initialises its state and a batch of random numbers on the devices.
+
+    Raises:
+        UserError: the step needs a teacher.
+    """
+    if workload.config.task.kind == "distill":
+        raise UserError("task.kind=distill can be trained and planned, but not measured; choose a recipe without it.")
     _, program = program_without_data(workload.config, list(bench.mesh.devices.flat))
     if str(workload) not in bench.compiled:
         lowered = program.train_step.lower(program.state, program.batch)  # type: ignore[attr-defined]

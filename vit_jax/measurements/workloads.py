@@ -129,9 +129,8 @@ class MeasuredStep:
 
     def device_model(self, bench: Bench) -> Model:
         """Returns the model with the dtype of the activations and the attention that a run on these devices chooses."""
-        config = self.config.copy_and_resolve_references()
-        config.model.dtype = bench.dtype if config.model.dtype == "auto" else config.model.dtype
-        return model_without_data(config).for_device(bench.device.device_kind, self.images, bench.mesh.shape["tensor"])
+        model = model_without_data(self.config, bench.dtype)
+        return model.for_device(bench.device.device_kind, self.images, bench.mesh.shape["tensor"])
 
     def find_schedule(self, bench: Bench) -> CompiledStepCycles | None:
         """Returns the schedule of this step on such devices; None: none is kept, or the command line changes the step.

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import __version__, tree
 from vit_jax.data import choose_workers
-from vit_jax.execution import has_kernel, relative_kind
+from vit_jax.execution import relative_kind
+from vit_jax.kernels import find_tpu_kind
 from vit_jax.machine import count_cores
 from vit_jax.model import Model
 from vit_jax.optim import Multiplier
@@ -87,7 +88,7 @@ def lacks_memory(config: ConfigDict, model: Model, device_kind: str, images: int
         images: the images of a step on the device.
         tensor: the number of devices over which the heads are split.
     """
-    if config.model.attention != "auto" or not has_kernel(device_kind):
+    if config.model.attention != "auto" or find_tpu_kind(device_kind) is None:
         return None
     chosen = model.with_attention("auto").for_device(device_kind, images // config.accum_steps, tensor)
     return NO_MEMORY if chosen.field("attention") == "tokens_first" else None
