@@ -22,9 +22,9 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
 from vit_jax.checkpoint import store
+from vit_jax.checkpoint.find import find_checkpoint, latest_step
 from vit_jax.checkpoint.integrity import DamagedCheckpoint, add_checksum, is_checkpoint, storage_errors
 from vit_jax.checkpoint.manager import BackgroundTasks, Checkpoints
-from vit_jax.checkpoint.reader import find_checkpoint, latest_step
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config
 from vit_jax.storage import filesystem

@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax import UserError
+from vit_jax.checkpoint.find import list_others
 from vit_jax.checkpoint.integrity import (
     FINISHED,
     FOLDER,
@@ -29,7 +30,6 @@ from vit_jax.checkpoint.integrity import (
     step_folders,
     step_of,
 )
-from vit_jax.checkpoint.reader import list_others
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.models import merge_adapters
 from vit_jax.storage import check_utf8, filesystem

@@ -6,9 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.defaults import flatten_config
-from vit_jax.config.evaluations import best_metrics, eval_rows
-from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field, best_metrics, eval_rows
+from vit_jax.config.make_config import flatten_config
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs

@@ -6,8 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config.defaults import flatten_config
 from vit_jax.config.fields import STORED_FIELDS, OnResume, resume_rule
+from vit_jax.config.make_config import flatten_config
 from vit_jax.config.stored import hide_queries, parse_config
 from vit_jax.storage import filesystem, unpin_revision
 

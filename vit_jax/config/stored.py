@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, without_queries
-from vit_jax.config.defaults import rename_fields
 from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, REMOVED, Field
+from vit_jax.config.make_config import rename_fields
 from vit_jax.storage import atomic_write
 
 # The version in config.json. It rises when a name or the meaning of a field changes. The first files have none.
