@@ -35,13 +35,13 @@ class Restored:
     Attributes:
         step: the number of updates that the run had made.
         state: the training state, placed on the mesh.
-        about: the manifest of the checkpoint.
+        manifest: the manifest of the checkpoint.
         set_aside: a sentence on each damaged checkpoint that was set aside.
     """
 
     step: int
     state: ArrayTree
-    about: dict[str, Any]
+    manifest: dict[str, Any]
     set_aside: list[str]
 
 
@@ -156,10 +156,11 @@ class Checkpoints:
                 for step in self._older:
                     self._name_score(step)
 
-    def save(self, state: ArrayTree, step: int, about: dict[str, Any]) -> None:
+    def save(self, state: ArrayTree, step: int, manifest: dict[str, Any]) -> None:
         """Starts to save the state after `step`, once the checkpoint before it is finished.
 
-        Does nothing if `step` is `latest`. `about` is JSON that describes the model and the data.
+        Does nothing if `step` is `latest`. `manifest` is the part of the manifest that describes the model and the
+        data; the rest is added here.
 
         Raises:
             UserError: the disk or store refuses the checkpoint, or refused the one before it.
@@ -174,7 +175,7 @@ class Checkpoints:
                 f"after step {step} the state has infinite or NaN values in {list_names(nonfinite)} and was not saved; "
                 f"{self._describe_latest()}. Lower base_lr, or set grad_norm_clip."
             )
-        self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
+        self._manifest = manifest | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.scores[step] = retention.from_json(self._manifest)
         self.open()
         with self._writing():

@@ -71,8 +71,8 @@ class Workdir:
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
         model = interop.describe_model(program.model)
-        self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
-        self._about |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
+        self._manifest: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
+        self._manifest |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
         with contextlib.ExitStack() as undone:
             undone.callback(self._files.close)
             saved = self.path / "config.json"
@@ -93,7 +93,7 @@ class Workdir:
                 if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
                     method = model["resample"] if config.resample == "auto" else config.resample
                     address, digest = without_queries(source), interop.digest_weights(source)
-                    self._about["start"] = {"weights": address, "resample": method, "digest": digest}
+                    self._manifest["start"] = {"weights": address, "resample": method, "digest": digest}
             undone.pop_all()
 
     def __enter__(self) -> "Workdir":
@@ -133,11 +133,11 @@ class Workdir:
         with self._writing():
             self._checkpoints.open()
         if restored:
-            self.start, self.evaluated = restored.step, restored.about["evaluated"]
+            self.start, self.evaluated = restored.step, restored.manifest["evaluated"]
             self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
-            self._about["model"]["resample"] = restored.about.get("model", {}).get("resample", "linear")
-            self._about |= {key: restored.about[key] for key in stored if key in restored.about}
+            self._manifest["model"]["resample"] = restored.manifest.get("model", {}).get("resample", "linear")
+            self._manifest |= {key: restored.manifest[key] for key in stored if key in restored.manifest}
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.location} after step {self.start}."
@@ -147,7 +147,7 @@ class Workdir:
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
         if self._teacher:
             check_teacher(self._teacher, manifest.get("teacher"), self.location)
-        return check_manifest(manifest, self._config, self._about, self.location)
+        return check_manifest(manifest, self._config, self._manifest, self.location)
 
     def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
         """Opens the logs, writes the summary of the run, and returns the writer of metrics.
@@ -218,7 +218,7 @@ class Workdir:
         self.processes.count_save(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
         with self._writing():
-            self._checkpoints.save(state, step, self._about)
+            self._checkpoints.save(state, step, self._manifest)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Starts to add the metrics of an evaluation to the newest checkpoint. They decide whether it is the best one.
@@ -270,7 +270,7 @@ class Workdir:
         no step was left to make, the settings of this process had no effect on it.
         """
         self.wait()
-        model = interop.restore_model(self._about["model"])
+        model = interop.restore_model(self._manifest["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
         self.processes.note_state(self._config.total_steps)
         if jax.process_index() == 0:
@@ -281,7 +281,7 @@ class Workdir:
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
             if jax.process_index() == 0:
-                start = self._about.get("start", {})
+                start = self._manifest.get("start", {})
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
         self.processes.complete()
         with self._writing():
@@ -345,7 +345,7 @@ class GatheredArray:
         return np.asarray(whole, dtype)  # the gathered copy is freed together with the result
 
 
-def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, own: dict[str, Any], location: str) -> list[str]:
     """Checks that a run may resume from a checkpoint, and returns at most one warning.
 
     There is a warning if the checkpoint is of other data and `data.accept_change` allows that, or if images were
@@ -354,7 +354,7 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     Args:
         manifest: the manifest of the checkpoint.
         config: the configuration of this run.
-        about: the manifest of this run's checkpoints, with `data` (fingerprint) and `sample` (of the images).
+        own: the manifest of this run's checkpoints, with `data` (fingerprint) and `sample` (of the images).
         location: the workdir, for messages.
 
     Raises:
@@ -364,9 +364,9 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     if step > total:
         passed = f"the run in {location} is at step {step} already, beyond total_steps={total}"
         raise UserError(f"{passed}; set --config.total_steps={step} or more, or choose a new --workdir.")
-    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, location):
+    if changes := check_data(manifest["data"], own["data"], config.data.accept_change, location):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
-    if manifest.get("sample", about["sample"]) == about["sample"]:
+    if manifest.get("sample", own["sample"]) == own["sample"]:
         return []
     return [
         f"images of {config.data.source} {config.data.split} were replaced under their names after step {step}: a "
