@@ -19,6 +19,7 @@ from vit_jax.checkpoint.integrity import (
     FOLDER,
     MANIFEST,
     DamagedCheckpoint,
+    array_shapes,
     check_arrays,
     check_metadata,
     checkpoint_folder,
@@ -32,6 +33,7 @@ from vit_jax.checkpoint.integrity import (
 )
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.models import merge_adapters
+from vit_jax.optim import averaged_params, has_average
 from vit_jax.storage import check_utf8, filesystem
 from vit_jax.tree import ArrayTree
 
@@ -244,10 +246,9 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         manifest = read_manifest(str(path))
         groups = {name.partition("/")[0] for name in manifest["arrays"]}
         weights = _read_group(path, manifest, "ema" if "ema" in groups else "params")
-        if "opt_state/weight_sum" in manifest["arrays"]:
-            averaging = _read_group(path, manifest, "opt_state")
-            beta1 = averaging["b1"]
-            weights = jax.tree.map(lambda y, z: (y - (1 - beta1) * z) / beta1, weights, averaging["z"])
+        if has_average(array_shapes(manifest, "opt_state/")):
+            opt_state = _read_group(path, manifest, "opt_state")
+            weights = averaged_params(weights, opt_state["z"], opt_state["b1"])
     return jax.tree.map(np.asarray, merge_adapters(weights)), manifest
 
 

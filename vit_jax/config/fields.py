@@ -167,19 +167,34 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
 }
 # fmt: on
 
-# `optim.name` -> {field of the group `optim` that this optimizer uses: value of its authors} (docs/optimizers.md).
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
-    "sgd": {"momentum": 0.9, "moment_dtype": "float32"},
-    "lion": {"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"},
-    "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"},
-    "adafactor": {"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"},
-    "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
-    "schedule_free_adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer, as far as a configuration is checked by it; `optim.UPDATE_RULES` has its functions.
+
+    Attributes:
+        defaults: field of the group `optim` that it uses -> the value of its authors (docs/optimizers.md).
+        stored: the fields whose values its state contains. The state goes on with them when a run is resumed.
+        scales_decay: whether the size of its updates, weight decay included, follows that of the parameters.
+        averages: whether what is evaluated is an average of all parameters, which its state contains.
+    """
+
+    defaults: Mapping[str, Any]
+    stored: tuple[str, ...] = ()
+    scales_decay: bool = False
+    averages: bool = False
+
+
+OPTIMIZERS: Mapping[str, OptimizerKind] = {
+    "adamw": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}),
+    "sgd": OptimizerKind({"momentum": 0.9, "moment_dtype": "float32"}),
+    "lion": OptimizerKind({"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"}),
+    "lamb": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"}, scales_decay=True),
+    "adafactor": OptimizerKind({"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"}),
+    "muon": OptimizerKind({"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}),
+    "schedule_free_adamw": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, stored=("beta1",), averages=True),
 }
-# `optim.name` -> the fields whose values the state contains. The state goes on with them when a run is resumed.
-STORED_FIELDS: Mapping[str, tuple[str, ...]] = {"schedule_free_adamw": ("beta1",)}
-OF_OPTIMIZERS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
+OF_OPTIMIZERS = tuple(dict.fromkeys(field for kind in OPTIMIZERS.values() for field in kind.defaults))
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING

@@ -91,7 +91,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
 
 def set_optimizer_fields(optim: ConfigDict) -> None:
     """Sets the unset fields of the chosen optimizer to the values in `OPTIMIZERS`, in place."""
-    for field, value in OPTIMIZERS[optim.name].items():
+    for field, value in OPTIMIZERS[optim.name].defaults.items():
         if optim[field] is None:
             optim[field] = value
 

@@ -112,6 +112,5 @@ def _remove_fields(fields: dict[str, Any], path: str) -> None:
 
 def _unset_other_fields(optim: dict[str, Any]) -> None:
     """Unsets the fields that the chosen optimizer does not use, in place. Earlier versions stored them too."""
-    for field in OF_OPTIMIZERS:
-        if field in optim and field not in OPTIMIZERS.get(optim.get("name", ""), OF_OPTIMIZERS):
-            optim[field] = None
+    if kind := OPTIMIZERS.get(optim.get("name", "")):
+        optim.update(dict.fromkeys(field for field in OF_OPTIMIZERS if field in optim and field not in kind.defaults))
