@@ -160,7 +160,7 @@ def _read_table() -> dict[str, Architecture]:
         }
 
 
-def read_folder(folder: Path, family: Family, families: Sequence[Family]) -> PublishedConfig:
+def read_folder(folder: Path, family: Family) -> PublishedConfig:
     """Returns what the configuration in a folder states; nothing if there is none or it is not timm's.
 
     Raises:
