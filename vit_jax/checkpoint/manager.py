@@ -151,7 +151,7 @@ class Checkpoints:
             UserError: the disk or store refuses or does not answer.
         """
         if not self._store.is_open:
-            with self._writing():
+            with self._save_errors():
                 self._store.open(self._retention)
                 for step in self._older:
                     self._name_score(step)
@@ -178,7 +178,7 @@ class Checkpoints:
         self._manifest = manifest | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.scores[step] = retention.from_json(self._manifest)
         self.open()
-        with self._writing():
+        with self._save_errors():
             self._store.save(step, state, add_checksum(self._manifest))
         self._tasks.start(self._finish, step)
 
@@ -257,7 +257,7 @@ class Checkpoints:
         finally:
             self._tasks.close()
             # After a failure Orbax raises again what was raised already.
-            with contextlib.suppress(Exception) if self._tasks.failed else self._writing():
+            with contextlib.suppress(Exception) if self._tasks.failed else self._save_errors():
                 self._store.close()
 
     def abandon(self, finish: Callable[[], None]) -> None:
@@ -314,14 +314,14 @@ class Checkpoints:
 
     def _finish(self, step: int) -> None:
         """Waits, in the background, until a checkpoint is finished, uploads it if need be, and sets `latest`."""
-        with self._writing():
+        with self._save_errors():
             self._store.finish()
         self.latest = step
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces, in the background, the manifest of the newest checkpoint, if it is finished and this is host 0."""
         if self.latest == manifest["step"] and jax.process_index() == 0:  # else it could not be written
-            with self._writing():
+            with self._save_errors():
                 self._store.write_manifest(manifest["step"], add_checksum(manifest))
 
     def _evaluation(self, metrics: dict[str, float]) -> dict[str, Any]:
@@ -340,7 +340,7 @@ class Checkpoints:
                 self._store.write_manifest(step, add_checksum(manifest))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _save_errors(self) -> Iterator[None]:
         """Adds to a `UserError` raised while saving which checkpoint a run can resume from; see `storage_errors`."""
         try:
             with storage_errors(self._store.folder, "written"):

@@ -24,7 +24,7 @@ from vit_jax.interop.published_config import (
     read_choice,
     read_float,
     read_int,
-    read_json,
+    read_json_object,
     read_loss,
     split_keys,
     write_pipe,
@@ -116,10 +116,10 @@ def read_folder(folder: Path, family: Family) -> PublishedConfig:
     Raises:
         UserError: as `read_config`.
     """
-    content = read_json(folder / CONFIG_FILE)
+    content = read_json_object(folder / CONFIG_FILE)
     if not isinstance(content.get("model_type"), str):
         return PublishedConfig({})
-    return read_config(content, read_json(folder / PREPROCESSOR_FILE), family)
+    return read_config(content, read_json_object(folder / PREPROCESSOR_FILE), family)
 
 
 def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any], family: Family) -> PublishedConfig:

@@ -130,7 +130,7 @@ class Workdir:
             warnings = run_on_all(self._coordinator, "the manifest", partial(self._check_manifest, manifest))[0]
             if restored := self._checkpoints.restore(manifest, program.state, program.state_shardings):
                 break
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.manifest["evaluated"]
@@ -202,7 +202,7 @@ class Workdir:
         if jax.process_index() == 0 and not self._is_complete():
             with user_errors(f"cannot write to the workdir {self.location}"):
                 save_config(self._config, self.path / "config.json")
-        with self._writing():
+        with self._until_failure():
             self._files.flush()  # a store that refuses is reported before the first step
 
     def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
@@ -217,7 +217,7 @@ class Workdir:
         """
         self.processes.count_save(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.save(state, step, self._manifest)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
@@ -232,7 +232,7 @@ class Workdir:
     def _flush(self) -> None:
         if self._log:
             self._log.flush()
-        with self._writing():
+        with self._until_failure():
             self._files.flush()
 
     def poll(self) -> None:
@@ -243,7 +243,7 @@ class Workdir:
         Raises:
             UserError: the disk or the store refused the checkpoint, or does not answer.
         """
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.poll()
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
@@ -260,7 +260,7 @@ class Workdir:
         Raises:
             UserError: the disk or the store refuses the checkpoint, or does not answer.
         """
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.wait()
 
     def export(self, state: TrainState) -> str:
@@ -284,7 +284,7 @@ class Workdir:
                 start = self._manifest.get("start", {})
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
         self.processes.complete()
-        with self._writing():
+        with self._until_failure():
             self._files.flush()
         return f"{self.location}/{interop.MODEL_FILE}"
 
@@ -297,7 +297,7 @@ class Workdir:
         try:
             if self._log:
                 self.processes.close()
-            with self._writing():
+            with self._until_failure():
                 # First: they notice quickly that the store does not answer, while Orbax tries for long.
                 self._files.flush(is_final=True)
                 self._checkpoints.close()
@@ -307,7 +307,7 @@ class Workdir:
         self._files.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _until_failure(self) -> Iterator[None]:
         """Remembers the first UserError of a block, and raises it again at the start of each later block.
 
         Another attempt would wait for the store once more, and an upload that was given up may still arrive and replace
