@@ -70,9 +70,7 @@ class Workdir:
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
-        model = interop.describe_model(program.model)
-        self._manifest: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
-        self._manifest |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
+        self._manifest = describe_run(program, info, teacher)  # of the checkpoints that this process saves
         with contextlib.ExitStack() as undone:
             undone.callback(self._files.close)
             saved = self.path / "config.json"
@@ -83,18 +81,23 @@ class Workdir:
             self._has_model = first and self._files.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
-            resumes, source = bool(self._checkpoints.steps), config.init_from
+            resumes = bool(self._checkpoints.steps)
             if not resumes and first:
                 check_new_run(location, before, config, last_logged_step(self.path), self._has_model)
             self._changes = check_resumes(before, config, location) if before and resumes else []
             self._given, self._origin = dict[str, Any](), "random weights"
-            if source is not None and not resumes:
-                self._given, self._origin, model["resample"] = load_init(source, config, program, info.class_names)
-                if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
-                    method = model["resample"] if config.resample == "auto" else config.resample
-                    address, digest = without_queries(source), interop.digest_weights(source)
-                    self._manifest["start"] = {"weights": address, "resample": method, "digest": digest}
+            if config.init_from is not None and not resumes:
+                self._load_weights(config.init_from, info.class_names)
             undone.pop_all()
+
+    def _load_weights(self, source: str, class_names: tuple[str, ...] | None) -> None:
+        """Loads the weights to start from, and notes in the manifest what a resumed run has to know of them."""
+        model = self._manifest["model"]
+        self._given, self._origin, model["resample"] = load_init(source, self._config, self._program, class_names)
+        if self._config.adapt.rank:  # the adapters that are exported name the weights to which they belong
+            method = model["resample"] if self._config.resample == "auto" else self._config.resample
+            address, digest = without_queries(source), interop.digest_weights(source)
+            self._manifest["start"] = {"weights": address, "resample": method, "digest": digest}
 
     def __enter__(self) -> "Workdir":
         """Returns the workdir."""
@@ -343,6 +346,16 @@ class GatheredArray:
         else:
             whole = jax.jit(lambda array: array, out_shardings=NamedSharding(sharding.mesh, P()))(self._array)
         return np.asarray(whole, dtype)  # the gathered copy is freed together with the result
+
+
+def describe_run(program: Program, info: data.DataInfo, teacher: Teacher | None) -> dict[str, Any]:
+    """Returns what the manifests of a run's checkpoints say of its model, data and teacher.
+
+    A run that starts from weights adds to `model` how they were resampled and, if it trains adapters, `start`: which
+    weights they belong to. A resumed run takes both from the checkpoint.
+    """
+    manifest = {"model": interop.describe_model(program.model), "data": info.fingerprint, "sample": info.sample}
+    return manifest | ({"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {})
 
 
 def check_manifest(manifest: dict[str, Any], config: ConfigDict, own: dict[str, Any], location: str) -> list[str]:
