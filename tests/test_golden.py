@@ -56,8 +56,8 @@ def test_the_names_of_the_first_version_stay():
     assert rows(GOLDEN / "workdir")[0].keys() == {"step", "train/loss", "train/lr"} | {
         f"norm/{what}" for what in ("grads", "params", "updates")
     }
-    _, about = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
-    assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < about["arrays"].keys()
+    _, manifest = checkpoint.read_weights(GOLDEN / "workdir" / "checkpoints" / "10")
+    assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < manifest["arrays"].keys()
     model, _ = interop.load(GOLDEN / "workdir")
     stored = json.loads((GOLDEN / "workdir" / "model.json").read_text())
     assert stored | {"resample": "linear"} == interop.describe_model(model)  # which version 0.1.0 did not state

@@ -12,7 +12,18 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from vit_jax import tree
 from vit_jax.model import Model
 from vit_jax.models import is_adapted, merge_adapters
-from vit_jax.optim import UNSCALED, WHOLE, Adapters, GradientRule, LossAndGrads, LrMultipliers, TrainedPart, one_pass
+from vit_jax.optim import (
+    UNSCALED,
+    WHOLE,
+    Adapters,
+    GradientRule,
+    LossAndGrads,
+    LrMultipliers,
+    TrainedPart,
+    averaged_params,
+    has_average,
+    one_pass,
+)
 from vit_jax.tasks import Batch, Task
 from vit_jax.tree import ArrayTree
 
@@ -42,8 +53,8 @@ class TrainState:
     @property
     def eval_params(self) -> ArrayTree:
         """The parameters to evaluate and export: schedule-free AdamW's average, or the moving average, or `params`."""
-        if isinstance(self.opt_state, optax.contrib.ScheduleFreeState):
-            return optax.contrib.schedule_free_eval_params(self.opt_state, self.params)
+        if has_average(tree.flatten(self.opt_state)):
+            return averaged_params(self.params, self.opt_state.z, self.opt_state.b1)
         return self.params if self.ema is None else self.ema
 
     @property

@@ -22,9 +22,9 @@ import vit_jax
 from tests.conftest import ROOT
 from vit_jax import NonFiniteLoss, UserError, data, evals, evaluate, train
 from vit_jax.checkpoint import store
+from vit_jax.checkpoint.find import find_checkpoint, latest_step
 from vit_jax.checkpoint.integrity import DamagedCheckpoint, add_checksum, is_checkpoint, storage_errors
 from vit_jax.checkpoint.manager import BackgroundTasks, Checkpoints
-from vit_jax.checkpoint.reader import find_checkpoint, latest_step
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import check_data, check_resumes, flatten_config, load_config, save_config
 from vit_jax.storage import filesystem
@@ -142,7 +142,7 @@ def flipped(config, written, folder, state, seed, pattern="**/*"):
         restored = resumed(config, workdir, state)
         assert restored
         outcome = "reported" if restored.step == 1 and restored.set_aside else "harmless"
-        good = same(restored.state, state) and restored.about["model"] == {}
+        good = same(restored.state, state) and restored.manifest["model"] == {}
     except UserError as error:
         outcome, good = f"reported: {error}", True
     shutil.rmtree(workdir)
@@ -575,14 +575,14 @@ def test_a_score_without_a_name_counts_where_the_run_is_measured_as_before(named
 
 def test_what_was_measured_after_resuming_is_added(quick, saved, state):
     checkpoints = Checkpoints(quick, saved)
-    assert not restore(checkpoints, shapes(state), placement(state)).about["evaluated"]
+    assert not restore(checkpoints, shapes(state), placement(state)).manifest["evaluated"]
     checkpoints.add_metrics({"test/accuracy": 0.5, "test/loss": math.nan})
     checkpoints.close()
     save_config(quick, saved / "config.json")
     assert find_checkpoint(saved, best=True).name == "2"
     restored = resumed(quick, saved, state)
-    assert restored.about["evaluated"] and restored.step == 2
-    assert restored.about["metrics"] == {"test/accuracy": 0.5, "test/loss": None}
+    assert restored.manifest["evaluated"] and restored.step == 2
+    assert restored.manifest["metrics"] == {"test/accuracy": 0.5, "test/loss": None}
 
 
 # -- Runs -------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def small_blocks(monkeypatch):
 def test_accuracies_are_those_of_brute_force():
     train, test, counts = make_examples(100, 0), make_examples(45, 1), [1, 3, 20, 100, 500]
     expected = [(vote_by_brute_force(train, test, count, 0.07) == test.labels).mean() for count in counts]
-    np.testing.assert_array_equal(knn.evaluate_knn(train, test, counts), expected)
+    np.testing.assert_array_equal(knn.evaluate_knn(train, test, counts, 0.07), expected)
     assert expected[0] != expected[2]
 
 
@@ -61,7 +61,7 @@ def test_of_equal_neighbours_the_first_comes_first():
 def test_of_equal_votes_the_smallest_label_wins():
     train = Examples(np.array([[1, 0], [1, 0], [0, 1]], np.float32), np.array([7, 4, 2]))
     test = Examples(np.array([[2, 0]], np.float32), np.array([4]))
-    assert knn.evaluate_knn(train, test, [1, 2, 3]).tolist() == [0, 1, 1]
+    assert knn.evaluate_knn(train, test, [1, 2, 3], temperature=0.07).tolist() == [0, 1, 1]
     assert knn.evaluate_knn(train, test, [2], temperature=1e-4).tolist() == [1]  # where every other weight underflows
 
 
@@ -69,4 +69,4 @@ def test_features_must_be_finite():
     train, test = make_examples(10, 0), make_examples(5, 1)
     test.features[0] = np.inf
     with pytest.raises(UserError, match="1 of 5 test images are not finite"):
-        knn.evaluate_knn(train, test, [1])
+        knn.evaluate_knn(train, test, [1], temperature=0.07)

@@ -54,17 +54,17 @@ def test_the_probe_scores_what_it_chose_on_the_validation_part():
     assert probe.setting == strengths[int(np.argmax(scores))] and len(set(scores)) > 1
     final = LogisticRegression(C=1 / probe.setting, tol=1e-8, max_iter=10_000).fit(features, labels)
     assert probe.accuracy == final.score(whiten(train, test), test.labels)
-    alone = evaluate_probe(train, test, fit_logistic, [probe.setting])
+    alone = evaluate_probe(train, test, fit_logistic, [probe.setting], 0.1)
     assert alone.accuracy == probe.accuracy and not len(alone.validation)
 
 
 def test_labels_need_not_be_consecutive():
     train, test = make_examples(120, 0), make_examples(80, 1)
     far = [Examples(features, 10 * labels + 3) for features, labels in (train, test)]
-    spread = evaluate_probe(*far, fit_logistic, [1.0])
-    assert spread.accuracy == evaluate_probe(train, test, fit_logistic, [1.0]).accuracy > 0.5
+    spread = evaluate_probe(*far, fit_logistic, [1.0], 0.1)
+    assert spread.accuracy == evaluate_probe(train, test, fit_logistic, [1.0], 0.1).accuracy > 0.5
     unknown = Examples(test.features, np.where(test.labels == 0, 9, test.labels))  # a class that was never seen
-    assert evaluate_probe(train, unknown, fit_logistic, [1.0]).accuracy < 0.75
+    assert evaluate_probe(train, unknown, fit_logistic, [1.0], 0.1).accuracy < 0.75
 
 
 def test_the_validation_part_is_a_fraction_of_each_class():
@@ -146,22 +146,22 @@ def test_sgd_is_what_it_says():
 
 def test_sgd_comes_near_logistic_regression():
     train, test = make_examples(400, 0), make_examples(400, 1)
-    trained = evaluate_probe(train, test, partial(fit_sgd, epochs=20, batch=64), [300.0, 0.03])
+    trained = evaluate_probe(train, test, partial(fit_sgd, epochs=20, batch=64), [300.0, 0.03], 0.1)
     assert trained.setting == 0.03
-    assert abs(trained.accuracy - evaluate_probe(train, test, fit_logistic, [1.0]).accuracy) < 0.03
+    assert abs(trained.accuracy - evaluate_probe(train, test, fit_logistic, [1.0], 0.1).accuracy) < 0.03
 
 
 def test_features_must_be_finite():
     train, test = make_examples(20, 0), make_examples(20, 1)
     test.features[0] = np.nan
     with pytest.raises(UserError, match="1 of 20 test images are not finite"):
-        evaluate_probe(train, test, fit_logistic, [1.0])
+        evaluate_probe(train, test, fit_logistic, [1.0], 0.1)
 
 
 def test_what_no_probe_can_learn_from_is_refused():
     features = np.eye(3, dtype=np.float32)
     single, unknown = Examples(features, np.arange(3)), Examples(features, np.array([0, -1, 1]))
     with pytest.raises(UserError, match=r"none can be held out to choose among 0\.1, 10; give l2 "):
-        evaluate_probe(single, single, fit_logistic, [0.1, 10.0])
+        evaluate_probe(single, single, fit_logistic, [0.1, 10.0], 0.1)
     with pytest.raises(UserError, match=r"1 of 3 test images have no label \(-1\)"):
-        evaluate_probe(single, unknown, fit_logistic, [0.1])
+        evaluate_probe(single, unknown, fit_logistic, [0.1], 0.1)

@@ -114,7 +114,7 @@ def test_what_vit_jax_does_not_compute_says_what_it_is(tmp_path):
     stated = json.loads(config.read_text())
     for kind in ("blip_vision_model", ["vit"]):
         config.write_text(json.dumps({"vision_config": stated | {"model_type": kind}, "model_type": "blip"}))
-        with pytest.raises(UserError, match="of the models of transformers vit_jax reads only vit, deit") as caught:
+        with pytest.raises(UserError, match=r"of the models of transformers .* vit_jax reads only vit") as caught:
             vit_jax.load(tmp_path / "x")
         assert "its model_type is blip_vision_model" in str(caught.value) or kind == ["vit"]
     arrays = {"patch_embed.proj.weight": np.zeros((24, 3, 8, 8), np.float32), "norm_pre.weight": np.zeros(24)}

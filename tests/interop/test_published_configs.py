@@ -10,7 +10,7 @@ import pytest
 import vit_jax
 from tests.interop.test_safetensors import small
 from vit_jax import UserError, convert, data
-from vit_jax.interop import LAYOUTS, archives, published_config, timm_config, transformers_config
+from vit_jax.interop import archives, published_config, timm_config, transformers_config, transformers_families
 from vit_jax.interop.timm_vit import FAMILY as VISION_TRANSFORMER
 from vit_jax.model import create, parameter_shapes
 
@@ -40,8 +40,8 @@ def read_timm(content):
     return timm_config.read_config(content, VISION_TRANSFORMER)
 
 
-def read_transformers(content, preprocessor):
-    return transformers_config.read_config(content, preprocessor, LAYOUTS["huggingface"].families)
+def read_transformers(content, preprocessor, family=transformers_families.VIT):
+    return transformers_config.read_config(content, preprocessor, family)
 
 
 def test_timm_states_heads_preprocessing_and_names():
@@ -122,7 +122,7 @@ def test_transformers_states_preprocessing(preprocessor, pipe, mean):
 
 
 def test_defaults_of_transformers():
-    stated = read_transformers({"vision_config": {}, "model_type": "siglip"}, {})
+    stated = read_transformers({"vision_config": {}, "model_type": "siglip"}, {}, transformers_families.SIGLIP)
     assert stated.fields == {"num_heads": 12, "norm_epsilon": 1e-6, "activation": "gelu_tanh"}
     assert read_transformers({"model_type": "vit"}, {}).fields["norm_epsilon"] == 1e-12
 
@@ -130,7 +130,7 @@ def test_defaults_of_transformers():
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"model_type": "bert"}, "its model_type is bert, but of the models of transformers vit_jax reads only vit"),
+        ({"model_type": "bert"}, "its model_type is bert, but of the models of transformers .* vit_jax reads only vit"),
         ({"model_type": "vit", "hidden_act": "relu"}, "hidden_act in its configuration must be one of gelu"),
         ({"model_type": "vit", "num_attention_heads": "3"}, "num_attention_heads .* must be a whole number"),
         ({"model_type": "vit", "layer_norm_eps": None}, "layer_norm_eps .* must be a number"),
@@ -284,7 +284,7 @@ def test_the_table_of_keys_is_that_of_the_code():
     labels, vision = Recorded(id2label={"0": "a"}, model_type="siglip"), Recorded(patch_size=16, image_size=224)
     labels["vision_config"] = vision
     processor = Recorded(size={"shortest_edge": 8}, do_center_crop=True)
-    read_transformers(labels, processor)
+    read_transformers(labels, processor, transformers_families.SIGLIP)
     plain = Recorded(VIT | {"patch_size": 16, "mlp_ratio": 4})
     read_transformers(plain, {})
     plain.asked |= labels.asked
@@ -431,6 +431,19 @@ def test_stated_images_that_are_not_square_are_read_as_stated(resolution, layout
     )
     again, _ = vit_jax.load(tmp_path / "x")
     assert again.image_size == resolution and again.spec == model.spec
+
+
+@pytest.mark.parametrize("model_type", ["vit", "dinov2", "vit_mae"])
+def test_a_configuration_of_another_family_is_refused(model_type, tmp_path):
+    """It would give the arrays its defaults, such as another epsilon of the norms."""
+    written(tmp_path, "huggingface", **TINY, pooling="token_gap", layer_scale=1e-5, registers=2, position_rows="class")
+    path = tmp_path / "x" / "config.json"
+    content = json.loads(path.read_text()) | {"model_type": model_type}
+    del content["layer_norm_eps"]
+    path.write_text(json.dumps(content))
+    words = f"its model_type is {model_type}, but .* vit_jax reads only dinov2_with_registers"
+    with pytest.raises(UserError, match=words):
+        vit_jax.load(tmp_path / "x")
 
 
 def test_dinov2_has_the_mask_token_of_its_class(tmp_path):

@@ -17,8 +17,8 @@ from vit_jax.monitoring import (
     goodput,
     ledger_lines,
     process_age,
-    processes,
     read_processes,
+    run_ledger,
     total_seconds,
 )
 
@@ -154,7 +154,7 @@ def row(first, last, began, complete=False, **seconds):
 
 
 def test_starts_add_up_and_steps_are_done_again(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(processes, "INTERVAL", 10.0)
+    monkeypatch.setattr(run_ledger, "INTERVAL", 10.0)
     killed = start(tmp_path, 0, clock=clock)
     for step in range(1, 38):
         clock.spend(1)
@@ -244,7 +244,7 @@ def test_damage_costs_the_damaged_rows_alone(tmp_path, damaged):
 
 def test_a_disk_that_refuses_ends_no_run(tmp_path, monkeypatch):
     one = start(tmp_path / "absent", 0)
-    monkeypatch.setattr(processes, "INTERVAL", -1.0)
+    monkeypatch.setattr(run_ledger, "INTERVAL", -1.0)
     one.count_step(1, ())
     one.close()
     assert one.starts[0].last == 1

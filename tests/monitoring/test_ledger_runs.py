@@ -10,7 +10,7 @@ from tests.faults.hosts import Hosts, metrics, saved, step_seconds
 from vit_jax import evals, train
 from vit_jax.checkpoint import Checkpoints
 from vit_jax.data import loader
-from vit_jax.monitoring import Category, goodput, processes, read_processes, total_seconds
+from vit_jax.monitoring import Category, goodput, read_processes, run_ledger, total_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=1)]  # these measure time
 
@@ -41,10 +41,10 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     assert sum(total.values()) == pytest.approx(whole, rel=0.01)
     assert total[Category.UNKNOWN] < 0.02 * whole
     assert (second.first, second.last, second.complete, second.saves) == (20, 40, True, 1)
-    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < processes.INTERVAL + slow + 0.5
+    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < run_ledger.INTERVAL + slow + 0.5
     assert total[Category.IDLE] == pytest.approx(again - first.end, abs=0.5)
     # The row counts a step at its dispatch; its metrics are written one dispatch later.
-    assert made - (processes.INTERVAL / slow + 2) <= first.last <= made + 1
+    assert made - (run_ledger.INTERVAL / slow + 2) <= first.last <= made + 1
     assert first.last > 22  # the first step of a start is compiled
     # By the metrics' clock, since steps on a busy machine take longer than they wait; it is at most one step ahead.
     after = step_seconds(workdir)

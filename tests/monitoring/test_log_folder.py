@@ -19,7 +19,7 @@ from vit_jax.analysis import plot
 from vit_jax.monitoring import Trace, log_folder, read_metrics
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metric_writer import MetricWriter
-from vit_jax.monitoring.processes import peak_bytes
+from vit_jax.monitoring.run_ledger import peak_bytes
 from vit_jax.monitoring.wandb_run import WandbRun
 
 

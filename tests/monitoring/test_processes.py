@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from vit_jax import UserError
 from vit_jax.machine import describe_hardware
-from vit_jax.monitoring import PROCESS_FILES, Ledger, Processes, ProcessFile, Start, processes, read_processes
+from vit_jax.monitoring import PROCESS_FILES, Ledger, Processes, ProcessFile, Start, read_processes, run_ledger
 
 
 def process(folder, start, total=100):
@@ -90,9 +90,9 @@ def test_a_disk_that_is_full_is_left_to_the_checkpoint(tmp_path):
 
 def test_the_commit_is_that_of_a_checkout(monkeypatch, tmp_path):
     if (ROOT / ".git").exists():
-        assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", processes.package_commit())
-    monkeypatch.setattr(processes, "PACKAGE", tmp_path / "site-packages" / "vit_jax")
-    assert processes.package_commit.__wrapped__() is None
+        assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", run_ledger.package_commit())
+    monkeypatch.setattr(run_ledger, "PACKAGE", tmp_path / "site-packages" / "vit_jax")
+    assert run_ledger.package_commit.__wrapped__() is None
 
 
 def test_hardware_in_words(tmp_path):

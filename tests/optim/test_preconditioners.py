@@ -207,7 +207,7 @@ def test_fields_of_another_optimizer_are_refused(config, name):
     values = {"beta1": 0.5, "beta2": 0.5, "eps": 1e-6, "momentum": 0.9, "moment_dtype": "bfloat16"}
     for field, value in values.items():
         config.optim[field] = value
-        if field in OPTIMIZERS[name]:
+        if field in OPTIMIZERS[name].defaults:
             check_config(config)
         else:
             with pytest.raises(UserError, match=rf"optim.{field}={value} is not used by optim.name={name}, only by"):
@@ -226,7 +226,7 @@ def test_a_resumed_run_keeps_the_numbers_that_the_state_contains(config, name):
         rate = optim.make_schedule(config)
         return optim.make_optimizer(config, rate, optim.UNSCALED).init(params)
 
-    numbers = [field for field, value in OPTIMIZERS[name].items() if isinstance(value, float)]
+    numbers = [field for field, value in OPTIMIZERS[name].defaults.items() if isinstance(value, float)]
     for field in numbers:
         changed = config.copy_and_resolve_references()
         changed.optim[field] *= 0.5
@@ -240,5 +240,5 @@ def test_a_resumed_run_keeps_the_numbers_that_the_state_contains(config, name):
 
 def test_the_values_of_the_authors():
     """Those of the paper: appendix B.1 for Adam, section 4.1 for SGD."""
-    assert OPTIMIZERS["adamw"] == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}
-    assert OPTIMIZERS["sgd"] == {"momentum": 0.9, "moment_dtype": "float32"}
+    assert OPTIMIZERS["adamw"].defaults == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}
+    assert OPTIMIZERS["sgd"].defaults == {"momentum": 0.9, "moment_dtype": "float32"}

@@ -1,9 +1,9 @@
+from .find import find_checkpoint as find_checkpoint
+from .find import latest_step as latest_step
+from .find import local_checkpoint as local_checkpoint
+from .find import local_workdir as local_workdir
+from .find import manifest_of as manifest_of
 from .integrity import is_checkpoint as is_checkpoint
 from .manager import Checkpoints as Checkpoints
 from .manager import Restored as Restored
-from .reader import find_checkpoint as find_checkpoint
-from .reader import latest_step as latest_step
-from .reader import local_checkpoint as local_checkpoint
-from .reader import local_workdir as local_workdir
-from .reader import read_about as read_about
 from .store import read_weights as read_weights

@@ -96,7 +96,7 @@ def step_of(name: str) -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def is_about(name: str, steps: Collection[int | None]) -> bool:
+def is_beside_state(name: str, steps: Collection[int | None]) -> bool:
     """Returns whether a file belongs to a checkpoint of one of these steps, but not to its state."""
     return step_of(name) in steps and name.split("/")[1] != "state"
 

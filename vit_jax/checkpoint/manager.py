@@ -35,13 +35,13 @@ class Restored:
     Attributes:
         step: the number of updates that the run had made.
         state: the training state, placed on the mesh.
-        about: the manifest of the checkpoint.
+        manifest: the manifest of the checkpoint.
         set_aside: a sentence on each damaged checkpoint that was set aside.
     """
 
     step: int
     state: ArrayTree
-    about: dict[str, Any]
+    manifest: dict[str, Any]
     set_aside: list[str]
 
 
@@ -151,15 +151,16 @@ class Checkpoints:
             UserError: the disk or store refuses or does not answer.
         """
         if not self._store.is_open:
-            with self._writing():
+            with self._save_errors():
                 self._store.open(self._retention)
                 for step in self._older:
                     self._name_score(step)
 
-    def save(self, state: ArrayTree, step: int, about: dict[str, Any]) -> None:
+    def save(self, state: ArrayTree, step: int, manifest: dict[str, Any]) -> None:
         """Starts to save the state after `step`, once the checkpoint before it is finished.
 
-        Does nothing if `step` is `latest`. `about` is JSON that describes the model and the data.
+        Does nothing if `step` is `latest`. `manifest` is the part of the manifest that describes the model and the
+        data; the rest is added here.
 
         Raises:
             UserError: the disk or store refuses the checkpoint, or refused the one before it.
@@ -174,10 +175,10 @@ class Checkpoints:
                 f"after step {step} the state has infinite or NaN values in {list_names(nonfinite)} and was not saved; "
                 f"{self._describe_latest()}. Lower base_lr, or set grad_norm_clip."
             )
-        self._manifest = about | {"step": step, **self._evaluation({}), "arrays": arrays}
+        self._manifest = manifest | {"step": step, **self._evaluation({}), "arrays": arrays}
         self._retention.scores[step] = retention.from_json(self._manifest)
         self.open()
-        with self._writing():
+        with self._save_errors():
             self._store.save(step, state, add_checksum(self._manifest))
         self._tasks.start(self._finish, step)
 
@@ -256,7 +257,7 @@ class Checkpoints:
         finally:
             self._tasks.close()
             # After a failure Orbax raises again what was raised already.
-            with contextlib.suppress(Exception) if self._tasks.failed else self._writing():
+            with contextlib.suppress(Exception) if self._tasks.failed else self._save_errors():
                 self._store.close()
 
     def abandon(self, finish: Callable[[], None]) -> None:
@@ -313,14 +314,14 @@ class Checkpoints:
 
     def _finish(self, step: int) -> None:
         """Waits, in the background, until a checkpoint is finished, uploads it if need be, and sets `latest`."""
-        with self._writing():
+        with self._save_errors():
             self._store.finish()
         self.latest = step
 
     def _write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replaces, in the background, the manifest of the newest checkpoint, if it is finished and this is host 0."""
         if self.latest == manifest["step"] and jax.process_index() == 0:  # else it could not be written
-            with self._writing():
+            with self._save_errors():
                 self._store.write_manifest(manifest["step"], add_checksum(manifest))
 
     def _evaluation(self, metrics: dict[str, float]) -> dict[str, Any]:
@@ -339,7 +340,7 @@ class Checkpoints:
                 self._store.write_manifest(step, add_checksum(manifest))
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _save_errors(self) -> Iterator[None]:
         """Adds to a `UserError` raised while saving which checkpoint a run can resume from; see `storage_errors`."""
         try:
             with storage_errors(self._store.folder, "written"):

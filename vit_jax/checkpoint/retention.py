@@ -62,14 +62,14 @@ def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, fl
     }
 
 
-def from_json(about: Mapping[str, Any]) -> CheckpointScores:
+def from_json(manifest: Mapping[str, Any]) -> CheckpointScores:
     """Returns the scores of a checkpoint, from its manifest. In version 0.1.0 it is a score without a name."""
-    if "metrics" not in about:
-        return CheckpointScores(UNNAMED, {} if about["score"] is None else {UNNAMED: about["score"]})
+    if "metrics" not in manifest:
+        return CheckpointScores(UNNAMED, {} if manifest["score"] is None else {UNNAMED: manifest["score"]})
     values = {
-        define_score(about["evals"], name): value for name, value in about["metrics"].items() if value is not None
+        define_score(manifest["evals"], name): value for name, value in manifest["metrics"].items() if value is not None
     }
-    return CheckpointScores(define_score(about["evals"], about["best_metric"]), values)
+    return CheckpointScores(define_score(manifest["evals"], manifest["best_metric"]), values)
 
 
 def evaluations_of(config: ConfigDict) -> Evaluations:
@@ -77,19 +77,19 @@ def evaluations_of(config: ConfigDict) -> Evaluations:
     return {name: {"split": e.split, "preprocess": e.preprocess, "contents": ""} for name, e in config.evals.items()}
 
 
-def name_score(about: Mapping[str, Any], evaluations: Evaluations, best_metric: str) -> dict[str, Any]:
+def name_score(manifest: Mapping[str, Any], evaluations: Evaluations, best_metric: str) -> dict[str, Any]:
     """Returns a manifest of version 0.1.0 with its score named `best_metric`; a copy of any later manifest."""
-    if "metrics" in about:
-        return dict(about)
-    metrics = {} if about["score"] is None else {best_metric: about["score"]}
-    return {**about, **to_json(evaluations, best_metric, metrics), "evaluated": about["evaluated"]}
+    if "metrics" in manifest:
+        return dict(manifest)
+    metrics = {} if manifest["score"] is None else {best_metric: manifest["score"]}
+    return {**manifest, **to_json(evaluations, best_metric, metrics), "evaluated": manifest["evaluated"]}
 
 
-def add_samples(about: Mapping[str, Any], evaluations: Evaluations) -> dict[str, Any]:
+def add_samples(manifest: Mapping[str, Any], evaluations: Evaluations) -> dict[str, Any]:
     """Returns a manifest with a sample added to those evaluations that differ from the present ones in nothing else."""
-    saved = about.get("evals", {})
+    saved = manifest.get("evals", {})
     same = {name: now for name, now in evaluations.items() if name in saved and is_sampled_only_now(saved[name], now)}
-    return {**about, "evals": {**saved, **same}} if same else dict(about)
+    return {**manifest, "evals": {**saved, **same}} if same else dict(manifest)
 
 
 def is_sampled_only_now(saved: Mapping[str, str], now: Mapping[str, str]) -> bool:

@@ -13,25 +13,27 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from vit_jax import UserError
+from vit_jax.checkpoint.find import report_damage
 from vit_jax.checkpoint.integrity import (
     FINISHED,
     FOLDER,
     MANIFEST,
     DamagedCheckpoint,
+    array_shapes,
     check_arrays,
     check_metadata,
     checkpoint_folder,
     damage_errors,
     finished_steps,
-    is_about,
+    is_beside_state,
     is_checkpoint,
     read_manifest,
     step_folders,
     step_of,
 )
-from vit_jax.checkpoint.reader import list_others
 from vit_jax.checkpoint.retention import Retention
 from vit_jax.models import merge_adapters
+from vit_jax.optim import averaged_params, has_average
 from vit_jax.storage import check_utf8, filesystem
 from vit_jax.tree import ArrayTree
 
@@ -84,7 +86,7 @@ class CheckpointStore:
         self._ours = set(steps)
         self._unfinished = {step_of(name) for name in names} - {None} - self._ours  # or being written elsewhere
         Path(self.path).mkdir(parents=True, exist_ok=True)
-        filesystem.download(self.folder, [name for name in names if is_about(name, steps)], Path(self.path))
+        filesystem.download(self.folder, [name for name in names if is_beside_state(name, steps)], Path(self.path))
 
     def list_steps(self) -> list[int]:
         """Returns the steps of the finished checkpoints, the newest first.
@@ -240,16 +242,13 @@ def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     if not is_checkpoint(path):
         raise UserError(f"{path} is not a checkpoint: a checkpoint contains `state` and `about`.")
-    try:
+    with report_damage(path):
         manifest = read_manifest(str(path))
         groups = {name.partition("/")[0] for name in manifest["arrays"]}
         weights = _read_group(path, manifest, "ema" if "ema" in groups else "params")
-        if "opt_state/weight_sum" in manifest["arrays"]:
-            averaging = _read_group(path, manifest, "opt_state")
-            beta1 = averaging["b1"]
-            weights = jax.tree.map(lambda y, z: (y - (1 - beta1) * z) / beta1, weights, averaging["z"])
-    except DamagedCheckpoint as error:
-        raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
+        if has_average(array_shapes(manifest, "opt_state/")):
+            opt_state = _read_group(path, manifest, "opt_state")
+            weights = averaged_params(weights, opt_state["z"], opt_state["b1"])
     return jax.tree.map(np.asarray, merge_adapters(weights)), manifest
 
 

@@ -6,9 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.defaults import flatten_config
-from vit_jax.config.evaluations import best_metrics, eval_rows
-from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field
+from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field, best_metrics, eval_rows
+from vit_jax.config.make_config import flatten_config
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
@@ -43,8 +42,8 @@ def check_config(config: ConfigDict) -> None:
             "adapt.rank freezes all but the adapters and the head: set optim.frozen_blocks to 0.",
         ),
         (
-            (adapts or freezes) and config.optim.name == "schedule_free_adamw",
-            "optim.name=schedule_free_adamw needs optim.frozen_blocks=0 and adapt.rank=0, since it averages all "
+            (adapts or freezes) and OPTIMIZERS[config.optim.name].averages,
+            f"optim.name={config.optim.name} needs optim.frozen_blocks=0 and adapt.rank=0, since it averages all "
             "parameters; freeze parameters with optim.lr_multipliers instead, or choose another optim.name.",
         ),
         (
@@ -69,26 +68,27 @@ def _check_optimizer(optim: ConfigDict) -> None:
     Raises:
         UserError: a field belongs to another optimizer, or two fields contradict each other.
     """
+    kind = OPTIMIZERS[optim.name]
     for field in OF_OPTIMIZERS:
-        if optim[field] is not None and field not in OPTIMIZERS[optim.name]:
-            owners = ", ".join(name for name, fields in OPTIMIZERS.items() if field in fields)
+        if optim[field] is not None and field not in kind.defaults:
+            owners = ", ".join(name for name, other in OPTIMIZERS.items() if field in other.defaults)
             raise UserError(
                 f"optim.{field}={optim[field]} is not used by optim.name={optim.name}, only by {owners}; leave it out "
                 f"or, if the recipe sets it, add --config.optim.{field}=None."
             )
     refuse(
         (
-            optim.name == "lamb" and optim.decay_factor != "rate",
-            "lamb scales the weight decay together with the update; set --config.optim.decay_factor=rate, and divide "
-            "optim.weight_decay by base_lr to keep the strength of the decay.",
+            kind.scales_decay and optim.decay_factor != "rate",
+            f"{optim.name} scales the weight decay together with the update; set --config.optim.decay_factor=rate, and "
+            "divide optim.weight_decay by base_lr to keep the strength of the decay.",
         ),
         (
-            optim.name == "schedule_free_adamw" and optim.ema_decay,
-            "schedule_free_adamw already averages the parameters that are evaluated; set --config.optim.ema_decay=0.",
+            kind.averages and optim.ema_decay,
+            f"{optim.name} already averages the parameters that are evaluated; set --config.optim.ema_decay=0.",
         ),
         (
-            optim.name == "schedule_free_adamw" and optim.beta1 == 0,
-            "schedule_free_adamw divides by optim.beta1, which must be above 0; set --config.optim.beta1=0.9.",
+            kind.averages and optim.beta1 == 0,
+            f"{optim.name} divides by optim.beta1, which must be above 0; set --config.optim.beta1=0.9.",
         ),
         (
             not optim.sam_rho and (optim.sam_alpha or optim.sam_rho_min is not None),

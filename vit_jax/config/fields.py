@@ -2,15 +2,18 @@
 
 A default of None means unset. Durations are in optimizer steps or in epochs (passes over the training split); set one
 of the two. `Field` documents what a row may state. `OPTIMIZERS` and `EVAL_KINDS` say which fields an optimizer and a
-kind of evaluation have.
+kind of evaluation have, and `EVAL_KINDS` also which metrics.
 """
 
 import dataclasses
 import enum
+import itertools
 import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from ml_collections import ConfigDict
 
 
 class OnResume(enum.Enum):
@@ -166,19 +169,34 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
 }
 # fmt: on
 
-# `optim.name` -> {field of the group `optim` that this optimizer uses: value of its authors} (docs/optimizers.md).
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
-    "sgd": {"momentum": 0.9, "moment_dtype": "float32"},
-    "lion": {"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"},
-    "lamb": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"},
-    "adafactor": {"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"},
-    "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"},
-    "schedule_free_adamw": {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8},
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer, as far as a configuration is checked by it; `optim.UPDATE_RULES` has its functions.
+
+    Attributes:
+        defaults: field of the group `optim` that it uses -> the value of its authors (docs/optimizers.md).
+        stored: the fields whose values its state contains. The state goes on with them when a run is resumed.
+        scales_decay: whether the size of its updates, weight decay included, follows that of the parameters.
+        averages: whether what is evaluated is an average of all parameters, which its state contains.
+    """
+
+    defaults: Mapping[str, Any]
+    stored: tuple[str, ...] = ()
+    scales_decay: bool = False
+    averages: bool = False
+
+
+OPTIMIZERS: Mapping[str, OptimizerKind] = {
+    "adamw": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}),
+    "sgd": OptimizerKind({"momentum": 0.9, "moment_dtype": "float32"}),
+    "lion": OptimizerKind({"beta1": 0.9, "beta2": 0.99, "moment_dtype": "float32"}),
+    "lamb": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-6, "moment_dtype": "float32"}, scales_decay=True),
+    "adafactor": OptimizerKind({"beta2": 0.999, "momentum": 0.9, "moment_dtype": "bfloat16"}),
+    "muon": OptimizerKind({"momentum": 0.95, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "moment_dtype": "float32"}),
+    "schedule_free_adamw": OptimizerKind({"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}, stored=("beta1",), averages=True),
 }
-# `optim.name` -> the fields whose values the state contains. The state goes on with them when a run is resumed.
-STORED_FIELDS: Mapping[str, tuple[str, ...]] = {"schedule_free_adamw": ("beta1",)}
-OF_OPTIMIZERS = tuple(dict.fromkeys(field for fields in OPTIMIZERS.values() for field in fields))
+OF_OPTIMIZERS = tuple(dict.fromkeys(field for kind in OPTIMIZERS.values() for field in kind.defaults))
 
 
 def _if_unset(field: str) -> str:
@@ -611,6 +629,52 @@ def model_fields(*affects: Affects) -> list[str]:
     """Returns the names, without `model.`, of the model's fields that affect one of these; never `name`."""
     rows = {name.removeprefix("model."): row for name, row in FIELDS.items() if name.startswith("model.")}
     return [name for name, row in rows.items() if row.affects in affects and name != "name"]
+
+
+def eval_rows(kind: str) -> Mapping[str, Field]:
+    """Returns name -> declaration of the fields of a kind of evaluation, with names without `evals.*.`."""
+    rows = {name.removeprefix("evals.*."): row for name, row in FIELDS.items() if name.startswith("evals.*.")}
+    return {name: row for name, row in rows.items() if not row.kinds or kind in row.kinds}
+
+
+def eval_fields(kind: str) -> list[str]:
+    """Returns the names of the fields of a kind of evaluation."""
+    return list(eval_rows(kind))
+
+
+def kinds_of_task(task: str) -> list[str]:
+    """Returns the kinds of evaluations for a model that was trained on a kind of task.
+
+    Those that evaluate the head come first, then those that evaluate the features.
+    """
+    return [kind for wanted in (task, "") for kind, rules in EVAL_KINDS.items() if rules.task == wanted]
+
+
+def has_classes_of_head(eval_config: ConfigDict) -> bool:
+    """Returns whether the data of an evaluation must have the classes of the model's head."""
+    others = [field for field in ("labels", "class_map") if eval_config.get(field)]
+    return EVAL_KINDS[eval_config.kind].task == "classify" and not others
+
+
+def best_metrics(eval_config: ConfigDict) -> list[str]:
+    """Returns the metrics of an evaluation that may choose the best checkpoint, without the evaluation's name."""
+    kind, names = EVAL_KINDS[eval_config.kind], []
+    for pattern in kind.best:
+        if kind.grid and len(eval_config[kind.grid]) > 1:
+            pattern = f"{pattern}_{kind.grid}_{{{kind.grid}:g}}"
+        fields = re.findall(r"{(\w+):g}", pattern)
+        values = itertools.product(*(eval_config[field] for field in fields))
+        names += [pattern.format(**dict(zip(fields, combination, strict=True))) for combination in values]
+    return names
+
+
+def first_evaluation(config: ConfigDict) -> str:
+    """Returns the name of the evaluation that represents a run where only one number is shown.
+
+    It is the first of those that evaluate the head or, if there is none, the first of all. Evaluations are ordered by
+    name.
+    """
+    return min(config.evals, key=lambda name: not EVAL_KINDS[config.evals[name].kind].task)
 
 
 # Fields of a model that depend on the machine or on the training, not on the weights.

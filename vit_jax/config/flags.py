@@ -10,8 +10,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, nearest
-from vit_jax.config.defaults import flatten_config
 from vit_jax.config.fields import SYNONYMS, current_name
+from vit_jax.config.make_config import flatten_config
 from vit_jax.config.recipes import Recipe, find_recipe
 from vit_jax.config.resolve import unset_other_durations
 

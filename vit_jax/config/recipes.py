@@ -15,8 +15,8 @@ from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from vit_jax import UserError, nearest, nearest_path, reason
-from vit_jax.config.defaults import flatten_config, get_config, rename_fields
 from vit_jax.config.fields import SYNONYMS
+from vit_jax.config.make_config import flatten_config, get_config, rename_fields
 from vit_jax.storage import check_names
 
 PACKAGE = Path(__file__).parent.parent

@@ -6,8 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.config.defaults import rename_fields
 from vit_jax.config.fields import OPTIMIZERS
+from vit_jax.config.make_config import rename_fields
 
 MOST_STEPS = 2**31 - 1  # the state counts them in an int32
 DURATIONS = ("total_steps", "warmup_steps", "eval_every")  # in steps; `epochs_field` names the same field in epochs
@@ -91,7 +91,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
 
 def set_optimizer_fields(optim: ConfigDict) -> None:
     """Sets the unset fields of the chosen optimizer to the values in `OPTIMIZERS`, in place."""
-    for field, value in OPTIMIZERS[optim.name].items():
+    for field, value in OPTIMIZERS[optim.name].defaults.items():
         if optim[field] is None:
             optim[field] = value
 

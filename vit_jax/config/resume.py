@@ -6,8 +6,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config.defaults import flatten_config
-from vit_jax.config.fields import STORED_FIELDS, OnResume, resume_rule
+from vit_jax.config.fields import OPTIMIZERS, OnResume, resume_rule
+from vit_jax.config.make_config import flatten_config
 from vit_jax.config.stored import hide_queries, parse_config
 from vit_jax.storage import filesystem, unpin_revision
 
@@ -30,7 +30,7 @@ def check_resumes(old: ConfigDict, new: ConfigDict, location: str) -> list[str]:
             DATA if `data.accept_change` is not set.
     """
     lines = _describe_changes(*(hide_queries(flatten_config(config)) for config in (old, new)))
-    stored = [f"optim.{field}" for field in STORED_FIELDS.get(new.optim.name, ())]
+    stored = [f"optim.{field}" for field in OPTIMIZERS[new.optim.name].stored]
     refused = {name for name in lines if resume_rule(name) is OnResume.REFUSED or name in stored}
     data = {name for name in lines if resume_rule(name) is OnResume.DATA}
     if new.data.accept_change:

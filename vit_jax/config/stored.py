@@ -8,8 +8,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, without_queries
-from vit_jax.config.defaults import rename_fields
 from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, REMOVED, Field
+from vit_jax.config.make_config import rename_fields
 from vit_jax.storage import atomic_write
 
 # The version in config.json. It rises when a name or the meaning of a field changes. The first files have none.
@@ -112,6 +112,5 @@ def _remove_fields(fields: dict[str, Any], path: str) -> None:
 
 def _unset_other_fields(optim: dict[str, Any]) -> None:
     """Unsets the fields that the chosen optimizer does not use, in place. Earlier versions stored them too."""
-    for field in OF_OPTIMIZERS:
-        if field in optim and field not in OPTIMIZERS.get(optim.get("name", ""), OF_OPTIMIZERS):
-            optim[field] = None
+    if kind := OPTIMIZERS.get(optim.get("name", "")):
+        optim.update(dict.fromkeys(field for field in OF_OPTIMIZERS if field in optim and field not in kind.defaults))

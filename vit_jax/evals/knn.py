@@ -21,7 +21,7 @@ def knn(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, f
 
 
 def evaluate_knn(
-    train: Examples, test: Examples, neighbours: Sequence[int], temperature: float = 0.07
+    train: Examples, test: Examples, neighbours: Sequence[int], temperature: float
 ) -> Float64[np.ndarray, " neighbours"]:
     """Returns the accuracy for each number of neighbours. A neighbour's vote has the weight exp(cosine / temperature).
 

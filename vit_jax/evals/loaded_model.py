@@ -85,7 +85,7 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     config.data.source = source or config.data.source
     wanted = data.eval_batch_size(config)
     program = make_inference_program(config, fsdp, check_kernels)
-    names = checkpoint.read_about(folder)["model"]["class_names"]
+    names = checkpoint.manifest_of(folder)["model"]["class_names"]
     program = describe_program(program, None, tuple(names) if names else None)
     digest = functools.partial(interop.digest_weights, folder)
     return LoadedModel(config, program, lambda: checkpoint.read_weights(folder)[0], wanted, digest, int(folder.name))

@@ -75,7 +75,7 @@ def check_probe(eval_config: ConfigDict, count: int, width: int, classes: int) -
 
 
 def evaluate_probe(
-    train: Examples, test: Examples, fit: Fit, settings: Sequence[float], validation: float = 0.1, seed: int = 0
+    train: Examples, test: Examples, fit: Fit, settings: Sequence[float], validation: float, seed: int = 0
 ) -> Probe:
     """Fits a linear classifier with the setting that is best on a validation part of the training examples.
 
@@ -201,7 +201,7 @@ def fit_sgd(
     labels: Int32[np.ndarray, " n"],
     rows: Int[np.ndarray, " rows"],
     settings: Sequence[float],
-    epochs: int = 100,
+    epochs: int,
     batch: int = 1024,
     seed: int = 0,
 ) -> Heads:

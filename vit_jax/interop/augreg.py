@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from vit_jax import UserError, user_errors
 from vit_jax.interop import download
-from vit_jax.interop.table import Table
+from vit_jax.interop.printed_table import Table
 
 FOLDER = "https://storage.googleapis.com/vit_models/augreg"
 # Model in the names of files -> its name as `vit_jax.create` takes it.

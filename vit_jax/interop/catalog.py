@@ -33,7 +33,7 @@ from urllib.parse import unquote
 
 from vit_jax import choose
 from vit_jax.interop import augreg, download
-from vit_jax.interop.table import Table
+from vit_jax.interop.printed_table import Table
 
 CATALOG_FILE = Path(__file__).with_name("published.csv")
 

@@ -238,8 +238,8 @@ class Layout:
             first one.
         families: its families of models, the most particular first. A file is of the first one whose marks it has, and
             a model is written as one of the last one that has all its features.
-        read_config: takes a folder, the family of a file in it, and the families of the layout. Returns what the
-            configuration in the folder states.
+        read_config: takes a folder, and the family of a file in it. Returns what the configuration in the folder
+            states. Raises UserError if it is that of a model of another family.
         read_name: takes the path of a file, and the width of its model. Returns the fields that the names of the file
             and of its folder tell.
         untold_error: takes the names of the fields that are stated nowhere, and the fields of the model that are known.
@@ -254,7 +254,7 @@ class Layout:
     name: str
     suffixes: tuple[str, ...]
     families: tuple[Family, ...]
-    read_config: Callable[[Path, Family, Sequence[Family]], PublishedConfig] = lambda *_: PublishedConfig({})
+    read_config: Callable[[Path, Family], PublishedConfig] = lambda *_: PublishedConfig({})
     read_name: Callable[[Path, int], dict[str, Any]] = lambda path, width: {}
     untold_error: Callable[[Sequence[str], Mapping[str, Any]], UserError] = _untold_error
     usual_pipe: Callable[[Mapping[str, Any]], str | None] = lambda fields: None
@@ -379,7 +379,7 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
         return described
     if not layout.is_inferred:
         return model_description.read_description(path)
-    stated = layout.read_config(path.parent, family, layout.families)
+    stated = layout.read_config(path.parent, family)
     size = models.image_size(given["resolution"]) if "resolution" in given else None
     fields = family.fields(arrays, family.names, size, stated.resolution)
     if family.spec is BitSpec:  # it has none of the fields that are stated

@@ -19,7 +19,7 @@ from vit_jax.interop import (
 )
 from vit_jax.interop.layout import Family, Layout
 from vit_jax.interop.model_description import MODEL_FILE
-from vit_jax.interop.published_config import read_json
+from vit_jax.interop.published_config import read_json_object
 from vit_jax.storage import expand_home
 
 SUFFIXES = (".npz", ".safetensors")
@@ -120,7 +120,7 @@ def _check_description_or_absent(path: Path) -> None:
     """Raises UserError if there is a file that does not describe a model."""
     try:
         if path.exists():
-            model_description.check_description(read_json(path))
+            model_description.check_description(read_json_object(path))
     except UserError as error:
         why = "the file that is there does not describe a model"
         raise UserError(f"cannot write the description {path}: {why}; choose another name.") from error

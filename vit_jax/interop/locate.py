@@ -152,7 +152,7 @@ def digest_weights(path: str | Path) -> str:
 
 def _digest_located(path: Path) -> str:
     if path.is_dir():
-        arrays = json.dumps(checkpoint.read_about(path)["arrays"], sort_keys=True)
+        arrays = json.dumps(checkpoint.manifest_of(path)["arrays"], sort_keys=True)
         return hashlib.sha256(arrays.encode()).hexdigest()[:16]
     files = sorted(path.parent.glob("*.safetensors")) if path.suffix == ".json" else [path]
     return hashlib.sha256(b"".join(_digest_files(files))).hexdigest()[:16]

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from vit_jax import UserError, user_errors
 from vit_jax.config import EXECUTION_FIELDS
-from vit_jax.interop.published_config import json_text, read_json, stated_kind
+from vit_jax.interop.published_config import json_text, read_json_object, stated_kind
 from vit_jax.json_text import to_json
 from vit_jax.model import Model, create
 
@@ -89,7 +89,7 @@ def read_description(path: Path) -> ModelDescription:
         raise UserError(
             f"its array names match no known layout; if vit_jax wrote this file, put {beside.name} in the same folder"
         )
-    return check_description(read_json(beside))
+    return check_description(read_json_object(beside))
 
 
 def description_file(path: Path) -> Path:

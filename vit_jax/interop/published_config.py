@@ -113,7 +113,7 @@ def loss_key(model: Model) -> dict[str, str]:
     return {LOSS_KEY: model.loss} if model.field("num_classes") else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Returns the JSON object in a file; an empty dict if there is no file.
 
     Raises:
@@ -134,9 +134,9 @@ def stated_kind(folder: Path) -> str | None:
     """Returns a phrase such as "a vit of transformers" for the model that a folder's configuration states, or None.
 
     Raises:
-        UserError: as `read_json`.
+        UserError: as `read_json_object`.
     """
-    content = read_json(folder / CONFIG_FILE)
+    content = read_json_object(folder / CONFIG_FILE)
     if isinstance(content.get("model_type"), str):
         return f"a {printable(content['model_type'], 60)} of transformers"
     return f"timm's {printable(content['architecture'], 60)}" if isinstance(content.get("architecture"), str) else None

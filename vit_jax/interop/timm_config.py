@@ -29,7 +29,7 @@ from vit_jax.interop.published_config import (
     read_choice,
     read_float,
     read_int,
-    read_json,
+    read_json_object,
     read_loss,
     split_keys,
     write_pipe,
@@ -160,13 +160,13 @@ def _read_table() -> dict[str, Architecture]:
         }
 
 
-def read_folder(folder: Path, family: Family, families: Sequence[Family]) -> PublishedConfig:
+def read_folder(folder: Path, family: Family) -> PublishedConfig:
     """Returns what the configuration in a folder states; nothing if there is none or it is not timm's.
 
     Raises:
         UserError: as `read_config`.
     """
-    content = read_json(folder / CONFIG_FILE)
+    content = read_json_object(folder / CONFIG_FILE)
     return read_config(content, family) if isinstance(content.get("architecture"), str) else PublishedConfig({})
 
 

@@ -24,7 +24,7 @@ from vit_jax.interop.published_config import (
     read_choice,
     read_float,
     read_int,
-    read_json,
+    read_json_object,
     read_loss,
     split_keys,
     write_pipe,
@@ -118,41 +118,38 @@ PROCESSOR_KEYS = Keys(
 )
 
 
-def read_folder(folder: Path, family: Family, families: Sequence[Family]) -> PublishedConfig:
+def read_folder(folder: Path, family: Family) -> PublishedConfig:
     """Returns what the configurations in a folder state; nothing if there are none or they are not transformers'.
 
     Raises:
         UserError: as `read_config`.
     """
-    content = read_json(folder / CONFIG_FILE)
+    content = read_json_object(folder / CONFIG_FILE)
     if not isinstance(content.get("model_type"), str):
         return PublishedConfig({})
-    return read_config(content, read_json(folder / PREPROCESSOR_FILE), families)
+    return read_config(content, read_json_object(folder / PREPROCESSOR_FILE), family)
 
 
-def read_config(
-    content: Mapping[str, Any], preprocessor: Mapping[str, Any], families: Sequence[Family]
-) -> PublishedConfig:
-    """Returns what a model's configurations state.
+def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any], family: Family) -> PublishedConfig:
+    """Returns what the configurations of a model of a family state.
 
     Args:
         content: the content of `config.json`.
         preprocessor: the content of `preprocessor_config.json`; empty if there is none.
-        families: the families of models that are read.
+        family: the family to which the arrays belong. What the configuration does not state has its defaults.
 
     Raises:
-        UserError: a value has a wrong type, a key is unknown, or vit_jax does not compute the model.
+        UserError: the configuration is that of a model of another family, a value has a wrong type, a key is unknown,
+            or vit_jax does not compute the model.
     """
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
         content = {"model_type": TOWERS.get(str(content.get("model_type")))} | dict(content["vision_config"])
     kind = content.get("model_type")
-    family = next((family for family in families if family.name == kind), None)
-    if family is None:
-        known = dict.fromkeys(family.name for family in reversed(families))
+    if kind != family.name:
         raise UserError(
-            f"its model_type is {printable(kind, 60)}, but of the models of transformers vit_jax reads only "
-            f"{', '.join(known)}"
+            f"its model_type is {printable(kind, 60)}, but of the models of transformers with arrays of these names "
+            f"vit_jax reads only {family.name}"
         )
     KEYS.check(labels, family.own_keys)
     KEYS.check(content, family.own_keys)

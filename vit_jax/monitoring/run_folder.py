@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, encode_text, user_errors, without_queries
 from vit_jax.config import flatten_config, parse_config
 from vit_jax.monitoring.metrics_file import METRICS, read_metrics
-from vit_jax.monitoring.processes import PROCESS_FILES, Start, read_processes
+from vit_jax.monitoring.run_ledger import PROCESS_FILES, Start, read_processes
 from vit_jax.storage import filesystem
 
 CONFIG, PLAN, MISTAKES = "config.json", "plan.json", ".mistakes.npz"

@@ -115,7 +115,7 @@ def derive_values(config: ConfigDict) -> dict[str, Any]:
         UserError: the model or the preprocessing is wrong.
     """
     derived: dict[str, Any] = {"batch_eval": data.eval_batch_size(config)}
-    own = OPTIMIZERS[config.optim.name].items()
+    own = OPTIMIZERS[config.optim.name].defaults.items()
     derived |= {f"optim.{name}": value for name, value in own if config.optim[name] is None}
     model = model_without_data(config)
     if config.data.num_examples is not None:

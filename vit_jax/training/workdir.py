@@ -70,9 +70,7 @@ class Workdir:
         fetching = data.describe_fetching(config, info.opened, program.batch_sharding)
         self._notes = (*data.describe_splits(info.opened), *info.notes, *fetching)
         self._class_names = info.class_names or ()
-        model = interop.describe_model(program.model)
-        self._about: dict[str, Any] = {"model": model, "data": info.fingerprint, "sample": info.sample}
-        self._about |= {"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {}
+        self._manifest = describe_run(program, info, teacher)  # of the checkpoints that this process saves
         with contextlib.ExitStack() as undone:
             undone.callback(self._files.close)
             saved = self.path / "config.json"
@@ -83,18 +81,23 @@ class Workdir:
             self._has_model = first and self._files.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
-            resumes, source = bool(self._checkpoints.steps), config.init_from
+            resumes = bool(self._checkpoints.steps)
             if not resumes and first:
                 check_new_run(location, before, config, last_logged_step(self.path), self._has_model)
             self._changes = check_resumes(before, config, location) if before and resumes else []
             self._given, self._origin = dict[str, Any](), "random weights"
-            if source is not None and not resumes:
-                self._given, self._origin, model["resample"] = load_init(source, config, program, info.class_names)
-                if config.adapt.rank:  # the adapters that are exported name the weights to which they belong
-                    method = model["resample"] if config.resample == "auto" else config.resample
-                    address, digest = without_queries(source), interop.digest_weights(source)
-                    self._about["start"] = {"weights": address, "resample": method, "digest": digest}
+            if config.init_from is not None and not resumes:
+                self._load_weights(config.init_from, info.class_names)
             undone.pop_all()
+
+    def _load_weights(self, source: str, class_names: tuple[str, ...] | None) -> None:
+        """Loads the weights to start from, and notes in the manifest what a resumed run has to know of them."""
+        model = self._manifest["model"]
+        self._given, self._origin, model["resample"] = load_init(source, self._config, self._program, class_names)
+        if self._config.adapt.rank:  # the adapters that are exported name the weights to which they belong
+            method = model["resample"] if self._config.resample == "auto" else self._config.resample
+            address, digest = without_queries(source), interop.digest_weights(source)
+            self._manifest["start"] = {"weights": address, "resample": method, "digest": digest}
 
     def __enter__(self) -> "Workdir":
         """Returns the workdir."""
@@ -130,14 +133,14 @@ class Workdir:
             warnings = run_on_all(self._coordinator, "the manifest", partial(self._check_manifest, manifest))[0]
             if restored := self._checkpoints.restore(manifest, program.state, program.state_shardings):
                 break
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.open()
         if restored:
-            self.start, self.evaluated = restored.step, restored.about["evaluated"]
+            self.start, self.evaluated = restored.step, restored.manifest["evaluated"]
             self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
-            self._about["model"]["resample"] = restored.about.get("model", {}).get("resample", "linear")
-            self._about |= {key: restored.about[key] for key in stored if key in restored.about}
+            self._manifest["model"]["resample"] = restored.manifest.get("model", {}).get("resample", "linear")
+            self._manifest |= {key: restored.manifest[key] for key in stored if key in restored.manifest}
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
             return restored.state, f"Resuming {self.location} after step {self.start}."
@@ -147,7 +150,7 @@ class Workdir:
     def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
         if self._teacher:
             check_teacher(self._teacher, manifest.get("teacher"), self.location)
-        return check_manifest(manifest, self._config, self._about, self.location)
+        return check_manifest(manifest, self._config, self._manifest, self.location)
 
     def open_log(self, origin: str, ledger: Ledger, watch: MetricsCallback | None = None) -> MetricWriter:
         """Opens the logs, writes the summary of the run, and returns the writer of metrics.
@@ -202,7 +205,7 @@ class Workdir:
         if jax.process_index() == 0 and not self._is_complete():
             with user_errors(f"cannot write to the workdir {self.location}"):
                 save_config(self._config, self.path / "config.json")
-        with self._writing():
+        with self._until_failure():
             self._files.flush()  # a store that refuses is reported before the first step
 
     def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
@@ -217,8 +220,8 @@ class Workdir:
         """
         self.processes.count_save(step)
         self._flush()  # a run that resumes from the checkpoint finds the metrics before it
-        with self._writing():
-            self._checkpoints.save(state, step, self._about)
+        with self._until_failure():
+            self._checkpoints.save(state, step, self._manifest)
 
     def add_metrics(self, metrics: dict[str, float]) -> None:
         """Starts to add the metrics of an evaluation to the newest checkpoint. They decide whether it is the best one.
@@ -232,7 +235,7 @@ class Workdir:
     def _flush(self) -> None:
         if self._log:
             self._log.flush()
-        with self._writing():
+        with self._until_failure():
             self._files.flush()
 
     def poll(self) -> None:
@@ -243,7 +246,7 @@ class Workdir:
         Raises:
             UserError: the disk or the store refused the checkpoint, or does not answer.
         """
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.poll()
         if self._has_model and (self._checkpoints.latest or 0) > self._model_step:
             self._has_model = False
@@ -260,7 +263,7 @@ class Workdir:
         Raises:
             UserError: the disk or the store refuses the checkpoint, or does not answer.
         """
-        with self._writing():
+        with self._until_failure():
             self._checkpoints.wait()
 
     def export(self, state: TrainState) -> str:
@@ -270,7 +273,7 @@ class Workdir:
         no step was left to make, the settings of this process had no effect on it.
         """
         self.wait()
-        model = interop.restore_model(self._about["model"])
+        model = interop.restore_model(self._manifest["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
         self.processes.note_state(self._config.total_steps)
         if jax.process_index() == 0:
@@ -281,10 +284,10 @@ class Workdir:
         if adapt.rank:
             trained = jax.tree.map(lambda leaf: np.asarray(GatheredArray(leaf)), state.adapters)
             if jax.process_index() == 0:
-                start = self._about.get("start", {})
+                start = self._manifest.get("start", {})
                 interop.save_adapter(self.path, model, trained, adapt.rank, adapt.alpha, **start)
         self.processes.complete()
-        with self._writing():
+        with self._until_failure():
             self._files.flush()
         return f"{self.location}/{interop.MODEL_FILE}"
 
@@ -297,7 +300,7 @@ class Workdir:
         try:
             if self._log:
                 self.processes.close()
-            with self._writing():
+            with self._until_failure():
                 # First: they notice quickly that the store does not answer, while Orbax tries for long.
                 self._files.flush(is_final=True)
                 self._checkpoints.close()
@@ -307,7 +310,7 @@ class Workdir:
         self._files.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _until_failure(self) -> Iterator[None]:
         """Remembers the first UserError of a block, and raises it again at the start of each later block.
 
         Another attempt would wait for the store once more, and an upload that was given up may still arrive and replace
@@ -345,7 +348,17 @@ class GatheredArray:
         return np.asarray(whole, dtype)  # the gathered copy is freed together with the result
 
 
-def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str, Any], location: str) -> list[str]:
+def describe_run(program: Program, info: data.DataInfo, teacher: Teacher | None) -> dict[str, Any]:
+    """Returns what the manifests of a run's checkpoints say of its model, data and teacher.
+
+    A run that starts from weights adds to `model` how they were resampled and, if it trains adapters, `start`: which
+    weights they belong to. A resumed run takes both from the checkpoint.
+    """
+    manifest = {"model": interop.describe_model(program.model), "data": info.fingerprint, "sample": info.sample}
+    return manifest | ({"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {})
+
+
+def check_manifest(manifest: dict[str, Any], config: ConfigDict, own: dict[str, Any], location: str) -> list[str]:
     """Checks that a run may resume from a checkpoint, and returns at most one warning.
 
     There is a warning if the checkpoint is of other data and `data.accept_change` allows that, or if images were
@@ -354,7 +367,7 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     Args:
         manifest: the manifest of the checkpoint.
         config: the configuration of this run.
-        about: the manifest of this run's checkpoints, with `data` (fingerprint) and `sample` (of the images).
+        own: the manifest of this run's checkpoints, with `data` (fingerprint) and `sample` (of the images).
         location: the workdir, for messages.
 
     Raises:
@@ -364,9 +377,9 @@ def check_manifest(manifest: dict[str, Any], config: ConfigDict, about: dict[str
     if step > total:
         passed = f"the run in {location} is at step {step} already, beyond total_steps={total}"
         raise UserError(f"{passed}; set --config.total_steps={step} or more, or choose a new --workdir.")
-    if changes := check_data(manifest["data"], about["data"], config.data.accept_change, location):
+    if changes := check_data(manifest["data"], own["data"], config.data.accept_change, location):
         return [f"the data is not that of the earlier steps, as data.accept_change allows: {'; '.join(changes)}."]
-    if manifest.get("sample", about["sample"]) == about["sample"]:
+    if manifest.get("sample", own["sample"]) == own["sample"]:
         return []
     return [
         f"images of {config.data.source} {config.data.split} were replaced under their names after step {step}: a "

@@ -1,8 +1,8 @@
-"""The processes that trained a run: with what, how far, and in which time. `processes.json` has a row for each.
+"""All processes that trained a run: with what, how far, in which time, and what that adds up to (goodput).
 
-A row is written with every save and every five seconds. Its entry `saved` is of the last save, the others are of the
-moment of writing. Earlier versions wrote the two into files of their own, which are read as before: `history.json` has
-the processes by saves, `ledger.json` by time.
+`processes.json` has a row for each process. The row is written with every save and every five seconds. Its entry
+`saved` is of the last save, the others are of the moment of writing. Earlier versions wrote the two into files of their
+own, which are read as before: `history.json` has the processes by saves, `ledger.json` by time.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import jax
 from vit_jax import UserError, __version__
 from vit_jax.json_text import to_json
 from vit_jax.machine import describe_hardware
-from vit_jax.monitoring.ledger import Category, Ledger
+from vit_jax.monitoring.process_ledger import Category, Ledger
 from vit_jax.storage import atomic_write
 from vit_jax.text_tables import align
 from vit_jax.tree import ArrayTree

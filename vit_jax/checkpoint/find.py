@@ -1,5 +1,7 @@
 """Finds the checkpoints of workdirs, and copies remote ones here. Never writes to a workdir."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from vit_jax.checkpoint.integrity import (
     DamagedCheckpoint,
     checkpoint_folder,
     finished_steps,
-    is_about,
+    is_beside_state,
     is_checkpoint,
     read_manifest,
     step_folders,
@@ -79,7 +81,7 @@ def _copy_workdir(workdir: str, step: int | None = None) -> Path:
     def is_wanted(name: str) -> bool:
         first, _, rest = name.partition("/")
         is_whole = step is not None and step_of(rest) == step
-        return name == "config.json" or (first == FOLDER and (is_whole or is_about(rest, steps)))
+        return name == "config.json" or (first == FOLDER and (is_whole or is_beside_state(rest, steps)))
 
     return Path(filesystem.local_copy_of_folder(workdir, is_wanted))
 
@@ -97,30 +99,35 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
     by_step = {int(path.name): path for path in folders}
     scores = {}
     for step, path in by_step.items():
-        try:
+        with report_damage(path):
             scores[step] = retention.from_json(read_manifest(str(path), needs_state=False))
-        except DamagedCheckpoint as error:
-            raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error
     order = retention.ranked(scores, scores[max(scores)].by) if scores else []
     return by_step[order[0]] if order else None
 
 
-def list_others(path: Path) -> str:
+def manifest_of(path: Path) -> dict[str, Any]:
+    """Returns the manifest of one local checkpoint folder: its step, `model`, `data` and the table of its arrays.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
+    with report_damage(path):
+        return read_manifest(str(path))
+
+
+@contextlib.contextmanager
+def report_damage(path: Path) -> Iterator[None]:
+    """Turns a `DamagedCheckpoint` of one checkpoint into a `UserError`, which lists the others of its run."""
+    try:
+        yield
+    except DamagedCheckpoint as error:
+        raise UserError(f"the checkpoint {path} is damaged: {error}{_list_others(path)}") from error
+
+
+def _list_others(path: Path) -> str:
     """Returns the end of a sentence on a damaged checkpoint, which lists the other checkpoints of its run, if any."""
     folders = step_folders(path.parent)
     steps = sorted(int(other.name) for other in folders if other != path and is_checkpoint(other))
     if path.parent.name != FOLDER or not steps:
         return "."
     return f"; the same run has others, of the steps {', '.join(map(str, steps))}."
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """Returns the manifest of one checkpoint folder: its step, `model`, `data` and the table of its arrays.
-
-    Raises:
-        UserError: the checkpoint is damaged.
-    """
-    try:
-        return read_manifest(str(path))
-    except DamagedCheckpoint as error:
-        raise UserError(f"the checkpoint {path} is damaged: {error}{list_others(path)}") from error

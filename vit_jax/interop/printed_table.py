@@ -1,4 +1,4 @@
-"""Checkpoints as a table."""
+"""A tuple of entries of a catalog that prints as a table."""
 
 import html
 from typing import Any

@@ -1,4 +1,4 @@
-"""The default configuration, from which recipes start, and what its fields are called and hold."""
+"""Makes configurations from the rows of `fields.py`, where the defaults stand, and tells what a configuration holds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.evaluations import eval_rows
-from vit_jax.config.fields import EVAL_KINDS, FIELDS, RENAMED, Field, Place, place_of
+from vit_jax.config.fields import EVAL_KINDS, FIELDS, RENAMED, Field, Place, eval_rows, place_of
 
 
 def get_config() -> ConfigDict:

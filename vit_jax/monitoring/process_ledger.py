@@ -1,4 +1,4 @@
-"""Where the seconds of a process go: each belongs to one category."""
+"""Where the seconds of this process go: each belongs to one category. `run_ledger` adds up all processes of a run."""
 
 import contextlib
 import enum
