@@ -201,8 +201,8 @@ OF_OPTIMIZERS = tuple(dict.fromkeys(field for kind in OPTIMIZERS.values() for fi
 
 def _if_unset(field: str) -> str:
     """Returns the end of the meaning of an optimizer's field: "unset: VALUE (OPTIMIZER, ...), VALUE (...)"."""
-    values = dict.fromkeys(fields[field] for fields in OPTIMIZERS.values() if field in fields)
-    owners = {value: [name for name, fields in OPTIMIZERS.items() if fields.get(field) == value] for value in values}
+    values = {name: kind.defaults[field] for name, kind in OPTIMIZERS.items() if field in kind.defaults}
+    owners = {value: [name for name, own in values.items() if own == value] for value in dict.fromkeys(values.values())}
     return "unset: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
 
 
