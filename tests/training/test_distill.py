@@ -162,7 +162,7 @@ def test_a_run_names_its_teacher_and_goes_on_with_no_other(quick, teacher, tmp_p
     last = [json.loads(row) for row in (teacher / "metrics.jsonl").read_text().splitlines()][-1]
     assert str(teacher) in line and f"test/accuracy {last['test/accuracy']:.2%}" in line
     [process] = json.loads((tmp_path / "run/processes.json").read_text())
-    assert process["teacher_macs"] == macs_per_image(interop.load(teacher)[0])
+    assert process["saved"]["teacher_macs"] == macs_per_image(interop.load(teacher)[0])
     shutil.copytree(teacher, tmp_path / "moved")  # the same weights elsewhere
     quick.total_steps, quick.task.teacher = 6, str(tmp_path / "moved/model.npz")
     other = tmp_path / "other.npz"
