@@ -10,7 +10,7 @@ import safetensors.numpy
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import UserError, tree
+from vit_jax import UserError, interop, models, tree
 from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_families.py
@@ -101,6 +101,8 @@ def changed(name, folder, **keys):
         ("hf_dinov3", {"mlp_bias": False}, "mlp_bias in its configuration is False"),
         ("hf_dinov3", {"hidden_act": "silu"}, "no DINOv3 with use_gated_mlp=False and hidden_act='silu'"),
         ("hf_dinov3_plus", {"hidden_act": "gelu"}, "no DINOv3 with use_gated_mlp=True and hidden_act='gelu'"),
+        ("hf_dinov3", {"key_bias": True}, "missing layer.0.attention.k_proj.bias"),
+        ("hf_dinov3", {"query_bias": False}, "only value has a bias"),
         ("hf_clip", {"hidden_act": "relu"}, "hidden_act"),
         ("hf_clip", {"use_gated_mlp": True}, "use_gated_mlp"),
     ],
@@ -132,3 +134,37 @@ def test_rotated_channels_are_stored_in_halves():
         stored = arrays[f"layer.1.attention.{name}_proj.weight"].reshape(3, 8, 24)  # heads, channels, inputs
         order = [0, 4, 1, 5, 2, 6, 3, 7] if part < 2 else range(8)
         np.testing.assert_array_equal(kernel[1, :, part].transpose(1, 2, 0), stored[:, order])
+
+
+def test_adapters_of_rotated_channels_are_stored_in_halves_too(tmp_path):
+    """PEFT's adapters of transformers' layers are those of the adapted file, and ours come back."""
+    base, random = PARITY / "hf_dinov3", np.random.default_rng(0)
+    arrays, factors = safetensors.numpy.load_file(base / "model.safetensors"), {}
+    shutil.copytree(base, tmp_path / "adapted")
+    for name in ("q", "k", "v"):
+        layer = f"layer.1.attention.{name}_proj"
+        a, b = random.normal(size=(2, 24)).astype(np.float32), random.normal(size=(24, 2)).astype(np.float32)
+        factors |= {f"base_model.model.{layer}.lora_A.weight": a, f"base_model.model.{layer}.lora_B.weight": b}
+        arrays[f"{layer}.weight"] = arrays[f"{layer}.weight"] + 4 / 2 * b @ a
+    safetensors.numpy.save_file(arrays, tmp_path / "adapted" / "model.safetensors")
+    (tmp_path / "adapter").mkdir()
+    safetensors.numpy.save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors")
+    stated = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base)}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(stated))
+    expected, found = (vit_jax.load(tmp_path / name)[1] for name in ("adapted", "adapter"))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), expected, found)
+
+
+def test_adapters_that_are_written_are_those_that_are_read(tmp_path):
+    model, params = vit_jax.load(PARITY / "hf_dinov3")
+    with_adapters = models.add_adapters(params, 2, 4.0, "attention", jax.random.key(0))
+    factors = tree.flatten(with_adapters)
+    factors = {
+        name: leaf + 0.1 * np.arange(np.size(leaf)).reshape(np.shape(leaf)) % 0.7 if name.endswith("up") else leaf
+        for name, leaf in factors.items()
+    }
+    merged = models.merge_adapters(tree.unflatten(factors))
+    trained = tree.unflatten({name: np.asarray(leaf) for name, leaf in factors.items() if "/lora/" in name})
+    interop.save_adapter(tmp_path, model, trained, 2, 4.0, str(PARITY / "hf_dinov3"))
+    found = vit_jax.load(tmp_path)[1]
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), dict(merged), found)

@@ -20,6 +20,7 @@ from vit_jax.interop import archives, hub, model_description
 from vit_jax.interop.layout import Family, Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.layout_table import LAYOUTS
 from vit_jax.interop.published_config import json_text
+from vit_jax.interop.torch_tables import halves
 from vit_jax.interop.transformers_families import CLASSIFIERS, IN_MEMORY, VIT_NAMES, parameter_table
 from vit_jax.model import Model
 from vit_jax.models import KERNELS, ModelSpec, block_name, factors_of, is_stacked
@@ -195,7 +196,7 @@ def _adapted_kernels(
     parts = max(namings, key=lambda parts: len(parts.keys() & linears))
     kernels = dict[str, np.ndarray]()
     for linear in sorted(linears & parts.keys()):
-        name, index = parts[linear]
+        name, index, in_halves = parts[linear]
         a, b = (arrays.pop(linear + end) for end in ENDS)
         if name not in kernels:
             kernels[name] = np.array(params[name])
@@ -206,7 +207,8 @@ def _adapted_kernels(
             shapes = f"the shapes {[*a.shape]} and {[*b.shape]}"
             raise UserError(f"{WEIGHTS}: the adapters of {linear} have {shapes}, which do not fit the model")
         factor = adapter.alpha / (math.sqrt(rank) if adapter.rank_scaled else rank)
-        kernel[index] += factor * (b @ a).T.reshape(kernel[index].shape)
+        adapted = halves(kernel[index]) if in_halves else kernel[index]
+        adapted += factor * (b @ a).T.reshape(adapted.shape)
     return kernels
 
 
@@ -217,15 +219,22 @@ def _read(archive: archives.Archive, name: str) -> np.ndarray:
     return array
 
 
-def _kernel_parts(naming: "_Naming | None", params: dict[str, np.ndarray], depth: int) -> dict[str, tuple[str, tuple]]:
-    """Returns name of a linear layer -> (our name of the kernel, index of the layer in that kernel), for all blocks."""
+def _kernel_parts(
+    naming: "_Naming | None", params: dict[str, np.ndarray], depth: int
+) -> dict[str, tuple[str, tuple, bool]]:
+    """Returns what each linear layer is in our kernels, by its name, for all blocks.
+
+    It is our name of the kernel, the index of the layer in that kernel, and whether the channels of its heads are in
+    halves in the file, see `Names.rotates_halves`.
+    """
     parts = {}
     ends = tuple(f"{layer}/kernel" for layer in KERNELS)
     for kernel in (name for name in params if is_stacked(name) and name.endswith(ends)):
         for block in range(depth):
             linears = _linear_names(naming, kernel.removesuffix("/kernel"), block)
             for number, linear in enumerate(linears):
-                parts[linear] = kernel, (block, slice(None), number) if len(linears) > 1 else (block,)
+                index = (block, slice(None), number) if len(linears) > 1 else (block,)
+                parts[linear] = kernel, index, _in_halves(naming, kernel.removesuffix("/kernel"), number)
     return parts
 
 
@@ -311,7 +320,7 @@ def adapter_arrays(spec: ModelSpec, trained: ArrayTree) -> dict[str, np.ndarray]
             for index, linear in enumerate(linears):
                 a, b = down, up
                 if layer.endswith("qkv"):
-                    a, b = down[:, index], up[index]
+                    a, b = down[:, index], halves(up[index]) if _in_halves(naming, layer, index) else up[index]
                 elif gated and len(linears) > 1:
                     b = up[:, index]
                 rank = down.shape[-1]
@@ -373,6 +382,11 @@ def _linear_names(naming: _Naming | None, layer: str, block: int) -> list[str]:
         return naming.layer_names(f"{layer}/kernel", block)
     ours = block_name(layer, block).replace("/", ".")
     return [ours.removesuffix("qkv") + part for part in ("query", "key", "value")] if ours.endswith("qkv") else [ours]
+
+
+def _in_halves(naming: _Naming | None, layer: str, number: int) -> bool:
+    """Returns whether a layer, of the `number` among those that make up one of ours, has its channels in halves."""
+    return naming is not None and naming.family.names.rotates_halves and layer.endswith("qkv") and number < 2
 
 
 def _leaf_names(part: Part) -> list[str]:

@@ -42,17 +42,22 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
         UserError: an array is missing that determines a field, or other projections have a bias than in our models.
     """
     biased = tuple(part for part, layer in enumerate(names.attention) if f"{names.blocks}0.{layer}bias" in arrays)
-    words = {parts or (): word for word, parts in BIASED.items()} | {(0, 1, 2): "all"}
-    if biased not in words:
-        listed = " and ".join(PROJECTIONS[part] for part in biased)
-        raise UserError(f"of its projections of queries, keys and values only {listed} has a bias")
     fields = torch_tables.infer_fields(arrays, names) | {
         "pooling": "token",
         "rotary": "centred",
         "rotary_theta": THETA,
-        "qkv_bias": words[biased],
+        "qkv_bias": _word(biased),
     }
     return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)
+
+
+def _word(biased: tuple[int, ...]) -> str:
+    """Returns the word of `qkv_bias` for the projections with a bias; raises UserError if there is none."""
+    for word, parts in BIASED.items():
+        if biased == (tuple(range(len(PROJECTIONS))) if parts is None else parts):
+            return word
+    listed = " and ".join(PROJECTIONS[part] for part in biased)
+    raise UserError(f"of its projections of queries, keys and values only {listed} has a bias")
 
 
 def read_own_keys(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +68,8 @@ def read_own_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     gated, activation = content.get("use_gated_mlp") is True, content.get("hidden_act", "gelu")
     if gated != (activation == "silu"):
         raise UserError(f"vit_jax computes no DINOv3 with use_gated_mlp={gated} and hidden_act={activation!r}")
-    return {"rotary_theta": read_float(content.get("rope_theta", THETA), "rope_theta")}
+    stated = tuple(part for part, name in enumerate(PROJECTIONS) if content.get(f"{name}_bias", name != "key") is True)
+    return {"rotary_theta": read_float(content.get("rope_theta", THETA), "rope_theta"), "qkv_bias": _word(stated)}
 
 
 def own_keys(model: Model) -> dict[str, Any]:
