@@ -144,7 +144,8 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any], fam
     """
     labels = content
     if isinstance(content.get("vision_config"), Mapping):  # of an image and a text model
-        content = {"model_type": TOWERS.get(str(content.get("model_type")))} | dict(content["vision_config"])
+        outer = content.get("model_type")
+        content = {"model_type": TOWERS.get(str(outer), outer)} | dict(content["vision_config"])
     kind = content.get("model_type")
     if kind != family.name:
         raise UserError(
