@@ -180,9 +180,9 @@ class Model:
             logits: float32 [batch, classes]. Without a classifier (num_classes=0) they are the pooled representation.
                 With head=patches they are [batch, patches, outputs].
             out: the intermediates by name. A ViT has:
-                `pre_logits`: the classifier's float32 input [batch, width] or [batch, representation_size]; with
-                    pooling=token_gap and no `pre_logits` layer [batch, 2 x width]; with head=patches the pooled
-                    representation, which has no such layer.
+                `pre_logits`: the classifier's float32 input [batch, width], [batch, representation_size] or [batch,
+                    projection]; with pooling=token_gap and neither of these layers [batch, 2 x width]; with
+                    head=patches the pooled representation, which has no such layer.
                 `tokens`: [batch, tokens, width] after the encoder's norm. A class token is row 0.
                 `blocks`: the output of each block [depth, batch, tokens, width].
                 `attention`: float32 weights [depth, batch, heads, tokens, tokens], only if captured. An Axial-ViT has

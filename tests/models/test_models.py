@@ -825,6 +825,7 @@ def test_attention_by_cudnn_is_lowered_for_nvidia(monkeypatch):
         ("ViT-mu/16", {"pooling": "token_gap", "class_token": "always"}),
         ("ViT-mu/16", {"pooling": "token_gap", "pre_logits": True}),
         ("ViT-mu/16", {"pre_logits": True, "representation_size": 32}),
+        ("ViT-mu/16", {"projection": 5, "pooling": "token_gap"}),
         ("ViT-mu/16", {"head": "patches", "pre_logits": True, "pooling": "token_gap"}),
         ("ViT-mu/16", {"head": "patches", "pre_logits": True, "representation_size": 16}),
         ("BiT-R50x1", {"stages": (1, 1), "width": 32}),

@@ -380,6 +380,8 @@ class ModelSpec:
     @property
     def feature_width(self) -> int:
         """Width of `pre_logits`, the features that evaluations learn from."""
+        if self.head.projection:
+            return self.head.projection
         if self.head.pre_logits and self.head.kind == "image":
             return self.head.representation_size or self.width
         return self.width * (2 if self.head.pooling == "token_gap" else 1)
