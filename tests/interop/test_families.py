@@ -168,3 +168,12 @@ def test_adapters_that_are_written_are_those_that_are_read(tmp_path):
     interop.save_adapter(tmp_path, model, trained, 2, 4.0, str(PARITY / "hf_dinov3"))
     found = vit_jax.load(tmp_path)[1]
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), dict(merged), found)
+
+
+@pytest.mark.parametrize("layout", ["timm", "huggingface"])
+def test_quick_gelu_is_written_and_read(layout, tmp_path):
+    epsilon = {"timm": 1e-6, "huggingface": 1e-12}[layout]
+    model = create("ViT-mu/8", resolution=32, num_classes=3, activation="quick_gelu", norm_epsilon=epsilon, depth=1)
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), parameter_shapes(model))
+    vit_jax.save(tmp_path, model, params, layout=layout)
+    assert vit_jax.load(tmp_path)[0].field("activation") == "quick_gelu"

@@ -36,7 +36,7 @@ from vit_jax.interop.published_config import (
 )
 from vit_jax.model import Model
 
-ACTIVATIONS = ("gelu", "gelu_tanh")  # timm's words are ours
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu")  # timm's words are ours
 POOLINGS = {"token": "token", "avg": "gap", "map": "map"}  # timm's word -> ours
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # where a configuration states none
 DEFAULT_CROP = 0.875

@@ -26,7 +26,7 @@ STATED = (
     *("norm_epsilon", "layer_scale", "image_mean", "image_std", "stages", "head"),
 )
 ALL = required_defaults(STATED)
-PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh"), "class_token": ("auto",)}
+PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh", "quick_gelu"), "class_token": ("auto",)}
 
 # distilled_head -> (our name of a head -> its prefix in the file)
 CLASSIFIERS = {
