@@ -4,7 +4,8 @@
     python -m vit_jax.main --config=configs/finetune.py:model=ViT-L/16,dataset=cifar10 --config.init_from=WEIGHTS
 
 The argument holds any of
-    model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS need it
+    model=NAME       [ViT-B/16] ViT-L/16, R50+ViT-B/16, ...; --config.model.FIELD changes the rest, if WEIGHTS need it;
+                     or init_from, the model of WEIGHTS, whatever it is
     dataset=NAME     imagenet2012, cifar10, cifar100, oxford_iiit_pet or oxford_flowers102, all of TFDS; any other
                      classification dataset of TFDS, tfds:NAME; or your own images, folder:PATH or array_record:PATTERN
     split=full|dev   full: trains on the whole split train and evaluates on test (ImageNet: validation); dev: holds out

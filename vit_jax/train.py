@@ -15,7 +15,7 @@ from vit_jax.kernel_trials import check_kernels, settle_attention
 from vit_jax.monitoring import Category
 from vit_jax.program import prepare
 from vit_jax.storage import check_workdir
-from vit_jax.training import Run, Workdir, load_teacher, place_teacher, report_end
+from vit_jax.training import Run, Workdir, load_teacher, place_teacher, report_end, take_model
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
         load_drawing()  # tells at once if what it needs is missing
     with supervisor.phase("opening the data", patient=True):
         check = functools.partial(check_kernels, coordinator=supervisor)
-        config = settle_attention(keep_choices(config, location), location, supervisor)
+        config = settle_attention(take_model(keep_choices(config, location)), location, supervisor)
         teacher = load_teacher(config)
         config, info, program = prepare(config, check, teacher.model if teacher else None)
     with contextlib.ExitStack() as stack:

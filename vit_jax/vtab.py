@@ -71,7 +71,7 @@ def recipe_words(checkpoint: str) -> list[str]:
     Raises:
         UserError: the weights cannot be loaded.
     """
-    model, _ = interop.load(checkpoint)
+    model = interop.read_model(checkpoint)
     fields = {f"model.{field}": value for field, value in interop.config_fields(model).items()}
     words = [f"--config.{field}={value}" for field, value in ({"init_from": checkpoint} | fields).items()]
     return ["vtab", f"--config=configs/vtab.py:{{}},model={model.name}", *words]

@@ -60,7 +60,7 @@ def test_the_recipe_of_a_task(task):
 )
 def test_the_words_of_weights_ask_for_their_model(name, fields, monkeypatch):
     model = vit_jax.create(name, num_classes=3, resolution=32, **fields)
-    monkeypatch.setattr(vtab.interop, "load", lambda path: (model, {}))
+    monkeypatch.setattr(vtab.interop, "read_model", lambda path: model)
     words = vtab.recipe_words("weights.npz")
     assert words[1] == "--config=configs/vtab.py:{},model=" + model.name
     config, _ = parse_command_line([words[0], f"--config={ROOT}/configs/smoke.py", *words[2:]])

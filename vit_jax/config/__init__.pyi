@@ -4,6 +4,7 @@ from .check import check_value as check_value
 from .fields import EVAL_KINDS as EVAL_KINDS
 from .fields import EXECUTION_FIELDS as EXECUTION_FIELDS
 from .fields import FIELDS as FIELDS
+from .fields import FROM_WEIGHTS as FROM_WEIGHTS
 from .fields import OPTIMIZERS as OPTIMIZERS
 from .fields import Affects as Affects
 from .fields import Field as Field

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.fields import FIELDS, OF_OPTIMIZERS, OPTIMIZERS, Field, best_metrics, eval_rows
+from vit_jax.config.fields import FIELDS, FROM_WEIGHTS, OF_OPTIMIZERS, OPTIMIZERS, Field, best_metrics, eval_rows
 from vit_jax.config.make_config import flatten_config
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
@@ -36,6 +36,10 @@ def check_config(config: ConfigDict) -> None:
         (
             flat["keep_head"] and flat["init_from"] is None,
             "keep_head=True needs --config.init_from, the checkpoint whose head is kept.",
+        ),
+        (
+            config.model.name == FROM_WEIGHTS and flat["init_from"] is None,
+            "model.name=init_from is the model of the weights that --config.init_from names; set that too.",
         ),
         (
             adapts and freezes,

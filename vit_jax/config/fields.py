@@ -208,6 +208,7 @@ def _if_unset(field: str) -> str:
 
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
+FROM_WEIGHTS = "init_from"  # the value of `model.name` that stands for the model of the weights in `init_from`
 MOST_DECAY = 1 - 1e-7  # of a moment or an average: at 1 it would stay what it was at first, and nothing be learnt
 
 # fmt: off
@@ -291,7 +292,7 @@ _ROWS = (
           since="0.2"),
     # The model. Its specs in models/ take their defaults from here, list the accepted words and check the numbers.
     Field("model.name", "ViT-B/16",
-          "[{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,So400m,g,G}/<patch>, ViT/<patch>, BiT-R50x1, ...",
+          "[{R,R26,R50}+]ViT-{mu,Ti,S,B,L,H,So400m,g,G}/<patch>, ViT/<patch>, BiT-R50x1, ...; init_from: its own",
           synonyms="model arch architecture backbone model_name model_type network variant"),
     Field("model.width", None, "channels of a token; unset: by the name (ViT/<patch size> needs all four)",
           optional=int, synonyms="hidden_size hidden_dim embed_dim emb_dim"),

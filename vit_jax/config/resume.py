@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config.fields import OPTIMIZERS, OnResume, resume_rule
+from vit_jax.config.fields import FROM_WEIGHTS, OPTIMIZERS, Affects, OnResume, model_fields, resume_rule
 from vit_jax.config.make_config import flatten_config
 from vit_jax.config.stored import hide_queries, parse_config
 from vit_jax.storage import filesystem, unpin_revision
@@ -47,7 +47,8 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     """Returns the configuration with the choices that the run in a workdir made at its first start.
 
     Choices are copied only where the configuration leaves them open. They are the order of images (`data.order` and
-    `data.readers`), the plain form of attention, and the commits of data sets on the Hugging Face hub.
+    `data.readers`), the model of `init_from`, the plain form of attention, and the commits of data sets on the Hugging
+    Face hub.
 
     Args:
         config: the configuration, which is not changed.
@@ -62,6 +63,8 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     stored, kept = parse_config(filesystem.read_bytes(path), path), config.copy_and_resolve_references()
     if config.data.order in ("auto", stored.data.order):
         kept.data.update({"order": stored.data.order, "readers": kept.data.readers or stored.data.readers})
+    if (config.model.name, config.init_from) == (FROM_WEIGHTS, stored.init_from):
+        kept.model.update({name: stored.model[name] for name in ("name", *model_fields(Affects.WEIGHTS))})
     if (config.model.attention, stored.model.attention) == ("auto", "tokens_first"):
         kept.model.attention = stored.model.attention
     kept.data.source = _keep_commit(config.data.source, stored.data.source)

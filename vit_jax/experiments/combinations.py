@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError, without_queries
 from vit_jax.config import parse_command_line, read_grid
 from vit_jax.storage import check_workdir, filesystem, short_name
+from vit_jax.training import take_model
 
 FieldValues = dict[str, list[str]]  # field -> its values, as written
 
@@ -46,7 +47,7 @@ def list_combinations(argv: list[str]) -> list[Combination]:
 
     Raises:
         UserError: no field or an unknown field is varied, a field is varied twice, two combinations would share a
-            folder, the workdir cannot be written to, or see `vit_jax.config.parse_command_line`.
+            folder, the workdir cannot be written to, or see `parse_command_line` and `take_model`.
     """
     words = [word for word in argv if not word.startswith(("--sweep.", "--only=")) and word != "--json"]
     values_by_field = _parse_values(argv, words)
@@ -56,6 +57,7 @@ def list_combinations(argv: list[str]) -> list[Combination]:
         chosen = [f"{key}={value}" for key, value in zip(values_by_field, values, strict=True)]
         given = [*words, *points[point], *(f"--config.{pair}" for pair in chosen)]
         config, workdir = parse_command_line(given)
+        config = take_model(config)
         pairs = [without_queries(pair) for pair in chosen]
         name = ",".join([point, *sorted(pairs)] if point else sorted(pairs))
         inside = "/".join(

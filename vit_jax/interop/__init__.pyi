@@ -13,4 +13,5 @@ from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order
 from .transfer import config_fields as config_fields
 from .weights import load as load
+from .weights import read_model as read_model
 from .weights import save as save

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors, without_queries
 from vit_jax.interop import archives, imagenet_classes, locate, model_description, peft, published_config, transfer
-from vit_jax.interop.layout import describe_file, read_file, recognise, write_file
+from vit_jax.interop.catalog import CatalogEntry
+from vit_jax.interop.layout import WeightsFile, describe_file, read_file, recognise, write_file
 from vit_jax.interop.layout_table import LAYOUTS, choose_target
 from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
@@ -50,7 +51,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
     is_native = isinstance(given.get("resolution"), str) and given["resolution"] == "native"
     if is_native:
         del given["resolution"]
-    try:
+    with _errors_of(path):
         located = locate.locate_weights(path)
         entry = located.entry
         if located.adapter:
@@ -60,8 +61,7 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
         if entry and entry.flexi:
-            wanted = create(entry.model).field("patch_size")
-            given = {"patch_size": wanted, "resolution": entry.resolution} | given
+            given = _flexi_sizes(entry) | given
         elif not is_native and not entry and given.keys().isdisjoint(("resolution", "patch_size", "preprocess")):
             given |= _stated_resolution(model)
         before = models.image_size(entry.resolution) if entry else model.image_size
@@ -73,9 +73,36 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             if scaled != pipe:
                 tell(f"{model.name}: its preprocessing, {pipe}, becomes {scaled} for images of {_in_words(model)}")
         return model, tree.unflatten(params)
+
+
+def read_model(path: str | Path) -> Model:
+    """Returns the model of the weights at a path as `load` does, at the resolution of its positions.
+
+    Only adapters and what they are added to are read. Raises as `load`.
+    """
+    with _errors_of(path):
+        located = locate.locate_weights(path)
+        if located.adapter:
+            return _load_adapted(located.adapter, {}, None)[0]
+        if not located.path.is_file():
+            return model_description.restore_model(checkpoint.manifest_of(located.path)["model"])
+        with archives.open_archive(located.path) as opened:
+            model, _ = _describe(recognise(archives.unwrapped(opened), LAYOUTS.values()), located, {})
+        return _resized(model, _flexi_sizes(located.entry) if located.entry and located.entry.flexi else {})
+
+
+@contextlib.contextmanager
+def _errors_of(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except UserError as error:
         shown = printable(without_queries(str(path)))
         raise UserError(f"{shown}: {printable(error)}") from None  # the traceback would not help a user
+
+
+def _flexi_sizes(entry: CatalogEntry) -> dict[str, Any]:
+    """Returns patch size and resolution to which FlexiViT's weights are resized."""
+    return {"patch_size": create(entry.model).field("patch_size"), "resolution": entry.resolution}
 
 
 def save(
@@ -124,18 +151,23 @@ def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, F
     path = located.path
     with archives.open_archive(path) as opened:
         file = recognise(archives.unwrapped(opened), LAYOUTS.values())
-        stated = describe_file(file, path, given)
-        if located.entry:
-            _check_entry(located.entry, file.layout.name, stated.fields)
-        loss = given.get("loss") or located.loss or stated.loss
-        keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
-        model = _create_as_stored(stated.model, keywords, given)
+        model, loss = _describe(file, located, given)
         shapes = {name: leaf.shape for name, leaf in _wanted_parameters(model).items()}
         params = read_file(file, model.spec, shapes)
     if file.layout.is_inferred:
         assumed = f", {model.loss} assumed (loss= states another)" if model.field("num_classes") and not loss else ""
         tell(f"{path.name}: {file.layout.name} layout, {_summarise(model, params)}{assumed}")
     return model, params
+
+
+def _describe(file: WeightsFile, located: locate.Located, given: dict[str, Any]) -> tuple[Model, str]:
+    """Returns the model of a file, and the loss that is stated for its head; empty: none is."""
+    stated = describe_file(file, located.path, given)
+    if located.entry:
+        _check_entry(located.entry, file.layout.name, stated.fields)
+    loss = given.get("loss") or located.loss or stated.loss
+    keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
+    return _create_as_stored(stated.model, keywords, given), loss
 
 
 def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
@@ -226,10 +258,18 @@ def _resize(
     model: Model, params: FlatParameters, given: dict[str, Any], method: str | None
 ) -> tuple[Model, FlatParameters]:
     """Returns the model and its parameters at the resolution and patch size in `given`; unchanged without them."""
+    resized = _resized(model, given)
+    if resized is model:
+        return model, params
+    return resized, transfer.resample(model, params, resized, method or ("flexi" if "patch_size" in given else None))
+
+
+def _resized(model: Model, given: dict[str, Any]) -> Model:
+    """Returns a model with the resolution and patch size in `given`; the same object without a change."""
     stored = {key: model.field(key) for key in ("resolution", "patch_size")}
     sizes = {key: given.get(key, value) for key, value in stored.items()}
     if sizes == stored:
-        return model, params
+        return model
     name, old, new = model.name, model.field("patch_size"), sizes["patch_size"]
     if new != old:
         if model.field("stem") != "patches":
@@ -238,8 +278,7 @@ def _resize(
     spec = create(name, **(model.fields | sizes)).spec
     if new != old:
         tell(f"{name}: patches resized from {old}x{old} to {new}x{new} pixels")
-    resized = dataclasses.replace(model, name=name, spec=spec)
-    return resized, transfer.resample(model, params, resized, method or ("flexi" if "patch_size" in given else None))
+    return dataclasses.replace(model, name=name, spec=spec)
 
 
 def _stated_resolution(model: Model) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from vit_jax.planning.records import (
     compilation_to_json,
 )
 from vit_jax.program import Program, program_without_data
-from vit_jax.training import load_teacher
+from vit_jax.training import load_teacher, take_model
 
 Report = TypeVar("Report", StepReport, EvaluationReport)
 
@@ -66,7 +66,7 @@ def compile_request(request: PlanRequest) -> Iterator[str | Compilation]:
     Raises:
         UserError: the flags are wrong, or the compiler refuses the program for another reason than its size.
     """
-    config, _ = parse_command_line(["plan", *request.words])
+    config = take_model(parse_command_line(["plan", *request.words])[0])
     devices = targets.find_devices(request.target, config.mesh.slice)
     teacher = None if request.inference else load_teacher(config)
     config, program = program_without_data(config, devices, teacher.model if teacher else None)

@@ -20,6 +20,7 @@ from vit_jax.config import (
     resolve_config,
 )
 from vit_jax.program import model_without_data
+from vit_jax.training.initial_weights import take_model
 
 SHAPE = ("width", "depth", "mlp_dim", "num_heads", "stages")  # fields of the model that follow from its name if unset
 ABSENT = object()
@@ -74,6 +75,7 @@ def explain_config(line: CommandLine) -> list[FieldLine]:
         UserError: the recipe is wrong.
     """
     check_config(line.config)
+    line = dataclasses.replace(line, config=take_model(line.config))
     base, recipe = flatten_config(get_config()), _flat_recipe(line.recipe)
     plain = _flat_recipe(dataclasses.replace(line.recipe, argument=None))
     final = flatten_config(line.config) | derive_values(line.config)

@@ -6,8 +6,29 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, interop, without_queries
+from vit_jax.config import FIELDS, FROM_WEIGHTS, check_config
 from vit_jax.model import Model
 from vit_jax.program import Program
+
+
+def take_model(config: ConfigDict) -> ConfigDict:
+    """Returns the configuration with the model of the weights, if `model.name` is `init_from`; else unchanged.
+
+    The fields of the model that decide its arrays become those of the weights where they have their defaults.
+
+    Raises:
+        UserError: there are no weights, or they cannot be read.
+    """
+    if config.model.name != FROM_WEIGHTS:
+        return config
+    check_config(config)
+    with errors_of(f"init_from={without_queries(config.init_from)}"):
+        model = interop.read_model(config.init_from)
+    taken = config.copy_and_resolve_references()
+    fields = interop.config_fields(model).items()
+    taken.model.update({name: value for name, value in fields if config.model[name] == FIELDS[f"model.{name}"].default})
+    taken.model.name = model.name
+    return taken
 
 
 def load_init(
