@@ -13,9 +13,9 @@ import dataclasses
 import fnmatch
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.tpu_process import ROOT, Report, compile_in_process
 from benchmarks.tpu_rows import Row
@@ -46,7 +46,8 @@ SPLIT = {
     "split over 8": (("mesh.data", -1), ("mesh.fsdp", 8)),
     "tensor": (("mesh.data", -1), ("mesh.tensor", 4)),
 }
-FORMS: dict[str, tuple[tuple[str, Any], ...]] = {
+Fields: TypeAlias = tuple[tuple[str, Any], ...]
+FORMS: dict[str, Fields] = {
     "none": (),
     "`qk_norm`": (("model.qk_norm", True),),
     "`rotary`": (("model.rotary", "axial"),),
@@ -54,6 +55,18 @@ FORMS: dict[str, tuple[tuple[str, Any], ...]] = {
     "`position=relative`": (("model.position", "relative"),),
     "`position=relative`, a table for each head": (("model.position", "relative"), ("model.relative_tables", "head")),
     "`position=relative`, plain form": (("model.position", "relative"), ("model.attention", "tokens_first")),
+}
+# The forms in which others publish B/16: arXiv 2508.10104 and 2303.11331 (here with 16-pixel patches).
+PUBLISHED_FORMS: dict[str, Fields] = {
+    "the paper's": (),
+    "DINOv3's": (
+        ("model.position", "none"),
+        ("model.rotary", "centred"),
+        ("model.registers", 4),
+        ("model.layer_scale", 1e-5),
+        ("model.qkv_bias", "query_value"),
+        ("model.activation", "gelu"),
+    ),
 }
 REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
 TWO_BLOCKS = ("model.depth", 2)
@@ -273,14 +286,24 @@ def growing(results: Results) -> list[str]:
 
 def forms(results: Results) -> list[str]:
     """Returns the table of B/16 with normalised and rotated queries and keys, and with relative positions."""
-    lines = []
+    return _forms_table(results, FORMS, "gap")
+
+
+def published_forms(results: Results) -> list[str]:
+    """Returns the table of B/16 with a class token in the forms of the weights that others publish."""
+    return _forms_table(results, PUBLISHED_FORMS, "token")
+
+
+def _forms_table(results: Results, forms: Mapping[str, Fields], pooling: str) -> list[str]:
+    """Returns the table of B/16 in several forms, of which the first is the one that others are compared with."""
+    lines, first = [], next(iter(forms))
     plain, *_ = found = [
-        results[Row("vit_jax", "B/16", "v5e:2x2", IMAGES["B/16"], fields=fields)] for fields in FORMS.values()
+        results[Row("vit_jax", "B/16", "v5e:2x2", IMAGES["B/16"], pooling, fields)] for fields in forms.values()
     ]
-    for form, each in zip(FORMS, found, strict=True):
+    for form, each in zip(forms, found, strict=True):
         ratio = f"{each.schedule.cycles / plain.schedule.cycles:.2f}" if each.schedule and plain.schedule else ""
         lines.append([form, *each.cells(), ratio])
-    return table(["form", *CELLS, "schedule / none"], lines)
+    return table(["form", *CELLS, f"schedule / {first}"], lines)
 
 
 def checked(results: Results) -> list[str]:
@@ -315,6 +338,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "growing": growing,
     "memory": memory,
     "forms": forms,
+    "published_forms": published_forms,
     "checked": checked,
 }
 
