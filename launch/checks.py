@@ -106,7 +106,12 @@ ARGUMENT_PLACES = {
     "vit_jax.measure": {"--against": Place.FILE},
     "vit_jax.pack": {"source": Place.SOURCE, "--without": Place.SOURCE, "--data-dir": Place.FOLDER},
     "vit_jax.plan": {"--measured": Place.FOLDER},
-    "vit_jax.predict": {"checkpoint": Place.WEIGHTS, "images": Place.FILE, "--data-dir": Place.FOLDER},
+    "vit_jax.predict": {
+        "checkpoint": Place.WEIGHTS,
+        "images": Place.FILE,
+        "--data-dir": Place.FOLDER,
+        "--texts": Place.FILE,
+    },
     "vit_jax.record": {"workdirs": Place.FOLDER, "--evaluations": Place.FILE},
     "vit_jax.report": {"workdirs": Place.FOLDER},
     "vit_jax.vtab": {"checkpoint": Place.WEIGHTS, "--data-dir": Place.FOLDER},

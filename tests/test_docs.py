@@ -270,9 +270,10 @@ def place(tmp_path_factory):
     write_photos(folder)
     write_set(folder / "data" / "shards", SINGLE, info=False)
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")
-    shutil.copy(
-        ROOT / "tests" / "fixtures" / "parity" / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz"
-    )
+    parity = ROOT / "tests" / "fixtures" / "parity"
+    shutil.copy(parity / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz")
+    shutil.copytree(parity / "hf_texts_clip", folder / "data" / "clip")
+    shutil.copy(parity / "hf_texts_clip" / "words.npz", folder / "data" / "words.npz")
     write_tfds(
         folder / "data" / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2000, "test": 20}
     )

@@ -55,6 +55,7 @@ from configs import base, smoke
 from vit_jax.config import kinds_of_task
 
 SHORT = {"probe": {"l2": (0.1, 10.0)}, "probe_sgd": {"rates": (0.01, 0.1), "epochs": 3}, "knn": {"k": (1, 5)}}
+SHORT["zeroshot"] = {"texts": "FOLDER/words.npz"}
 
 def get_config():
     config = smoke.get_config()
@@ -80,8 +81,9 @@ def add(config, name, kind, **fields):
 @pytest.fixture
 def every_kind(tmp_path):
     """The file of a recipe with every kind of evaluation."""
-    path = tmp_path / "every_kind.py"
-    path.write_text(EVERY_KIND)
+    path, vectors = tmp_path / "every_kind.py", np.random.default_rng(0).normal(size=(10, 16))
+    path.write_text(EVERY_KIND.replace("FOLDER", str(tmp_path)))
+    np.savez(tmp_path / "words.npz", names=[*map(str, range(10))], vectors=vectors, logit_scale=100.0)
     return path
 
 
@@ -130,7 +132,7 @@ def test_every_kind_has_a_method_for_what_it_evaluates():
     assert METHODS.keys() == EVAL_KINDS.keys()
     for kind, rules in EVAL_KINDS.items():
         learns = isinstance(METHODS[kind], FrozenFeatures)
-        assert learns == (not rules.task) == ("train_split" in rules.fields), kind
+        assert learns == ("train_split" in rules.fields) and (not rules.task) == (learns or kind == "zeroshot"), kind
 
 
 @pytest.mark.parametrize("kind", EVAL_KINDS)

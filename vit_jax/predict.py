@@ -4,6 +4,7 @@ Examples:
   python -m vit_jax.predict workdirs/digits data/photo.png --top=3
   python -m vit_jax.predict workdirs/digits data/photos --top=1 --csv > workdirs/photos.csv
   python -m vit_jax.predict workdirs/digits folder:data/photos --split=train --json
+  python -m vit_jax.predict hf-hub:openai/clip-vit-base-patch32 data/photos --texts=data/words.npz
 """
 
 import argparse
@@ -19,7 +20,7 @@ import numpy as np
 
 from vit_jax import UserError, cli, data, interop, printable, refuse, tell
 from vit_jax.data.images import DecodeError, list_images
-from vit_jax.evals import refuse_nonfinite
+from vit_jax.evals import Texts, read_texts, refuse_nonfinite
 from vit_jax.json_text import to_json
 from vit_jax.kernel_trials import check_kernels
 from vit_jax.tree import ArrayTree
@@ -35,6 +36,7 @@ def predict(
     *,
     skip_unreadable: bool = False,
     resolution: int | tuple[int, ...] | None = None,
+    texts: str | Path | Texts | None = None,
 ) -> list[dict]:
     """Returns, for each image, `{"image": path, "classes": [{"class": name, "probability": p}, ...]}`, best first.
 
@@ -43,11 +45,13 @@ def predict(
     the checkpoint. An image may also be an RGB uint8 array [height, width, 3], whose path is then its index, or
     an image of a source. `batch` images are read into memory and predicted at a time. With `skip_unreadable`, images
     that cannot be decoded are left out, after a line for each on stderr. `resolution` is as for `vit_jax.load`.
+    With `texts`, those of `make_texts` or their .npz file, the classes are the texts, and a head is not used.
 
     Raises:
-        UserError: the checkpoint or an image cannot be read, logits are not finite, or a number is too small.
+        UserError: the checkpoint, the texts or an image cannot be read, the texts are for other features, logits are
+            not finite, or a number is too small.
     """
-    return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable, resolution))
+    return list(iterate_predictions(checkpoint, images, top, batch, skip_unreadable, resolution, texts))
 
 
 def iterate_predictions(
@@ -57,8 +61,11 @@ def iterate_predictions(
     batch: int = 8,
     skip_unreadable: bool = False,
     resolution: int | tuple[int, ...] | None = None,
+    texts: str | Path | Texts | None = None,
 ) -> Iterator[dict]:
     """Yields the results of `predict` as they are computed, so that those before an unreadable image are not lost."""
+    if isinstance(texts, str | Path):
+        texts = read_texts(texts)  # before the weights, which may be large
     model, params = interop.load(checkpoint, resolution=resolution)
     preprocess = model.preprocess
     if preprocess is None:
@@ -66,27 +73,31 @@ def iterate_predictions(
         raise UserError(f"{checkpoint} does not state how images are preprocessed; {advice}.")
     refuse(
         (
-            not model.field("num_classes"),
-            f"{checkpoint} has no head, so it predicts no classes; fine-tune it with --config.init_from first.",
+            not texts and not model.field("num_classes"),
+            f"{checkpoint} has no head, so it predicts no classes; fine-tune it with --config.init_from first, or give "
+            "vectors of texts, --texts=FILE.npz.",
         ),
         (
-            model.field("head") == "patches",
+            not texts and model.field("head") == "patches",
             f"{checkpoint} predicts masked patches, not classes; fine-tune it with --config.init_from first.",
         ),
         (top < 1, f"top must be at least 1, not {top}."),
         (batch < 1, f"batch must be at least 1, not {batch}."),
     )
+    if texts:
+        texts.check_width(model)
     device = jax.local_devices()[0]
     model = check_kernels(model.for_device(device.device_kind, batch), device)
-    activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
+    activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[texts.loss if texts else model.loss]
 
     @jax.jit
-    def apply(params: ArrayTree, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply(params, images)[0]
+    def apply(params: ArrayTree, texts: Texts | None, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits, out = model.apply(params, images)
+        logits = texts.logits(out["pre_logits"]) if texts else logits
         return activation(logits), jnp.isfinite(logits).all(axis=1)
 
-    params = jax.device_put(params)  # once, not for every batch
-    names = model.class_names or [str(i) for i in range(model.field("num_classes"))]
+    arrays = jax.device_put((params, texts))  # once, not for every batch
+    names = texts.names if texts else model.class_names or [str(i) for i in range(model.field("num_classes"))]
     size = max(1, min(batch, len(images)))
     for start in range(0, len(images), size):
         given = {}
@@ -101,7 +112,7 @@ def iterate_predictions(
             continue
         pixels = list(given.values())
         full = np.stack(pixels + pixels[-1:] * (size - len(pixels)))  # all batches have one shape: one compilation
-        rows, finite = map(np.asarray, apply(params, full))
+        rows, finite = map(np.asarray, apply(*arrays, full))
         refuse_nonfinite(f"{checkpoint}: the logits", int(np.count_nonzero(~finite[: len(given)])), len(given))
         for number, row in zip(given, rows, strict=False):
             order = np.argsort(-row, kind="stable")[:top]
@@ -121,6 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--split", help="the images are data sources, as config.data.source; their split to predict")
     parser.add_argument("--data-dir", help="of TFDS data")
+    parser.add_argument("--texts", metavar="FILE.npz", help="the classes are these texts, see docs/evaluation.md")
     parser.add_argument("--top", type=int, default=5, help="number of classes to print [5]")
     parser.add_argument("--batch", type=int, default=8, help="images to predict at a time [8]")
     parser.add_argument(
@@ -146,7 +158,9 @@ def main(argv: list[str]) -> None:
     if args.csv:
         table.writerow(["image", "rank", "class", "probability"])
     skips = args.bad_images == "skip"
-    for result in iterate_predictions(args.checkpoint, images, args.top, args.batch, skips, args.resolution):
+    for result in iterate_predictions(
+        args.checkpoint, images, args.top, args.batch, skips, args.resolution, args.texts
+    ):
         if args.json:
             print(to_json(result))
             continue

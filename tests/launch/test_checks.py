@@ -188,6 +188,7 @@ LOCAL_ARGUMENTS = [
     ("report gs://b/run --out=/mnt/report.html", None),
     ("predict workdirs/photos cat.png", "checkpoint=workdirs/photos is not on the new machines"),
     ("predict gs://b/run ~/cat.png", "images=~/cat.png is not on the new machines; use gs://BUCKET/FILE."),
+    ("predict gs://b/run cat.png --texts=../words.npz", "--texts=../words.npz is not on the new machines"),
     ("predict gs://b/run folder:pets --split=test", "images=folder:pets is not on the new machines"),
     ("vtab hf-hub:timm/vit_small_patch16_224.augreg_in21k --data-dir=gs://b/tfds", None),
     ("evaluate gs://b/run --evals=knn:source=tfds:cifar10 --evals=test:labels=real.json", None),

@@ -166,6 +166,9 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
     "probe_sgd": EvalKind(
         "a linear classifier trained by SGD, with the rate that is best on a part of `train_split`",
         best=("accuracy",), others=("rate",), fields=("train_split", "rates", "epochs", "validation")),
+    "zeroshot": EvalKind(
+        "features are compared with vectors of texts, one for each class, by cosine",
+        best=("accuracy", "top5"), others=("class_accuracy", "calibration_error"), fields=("texts",)),
 }
 # fmt: on
 
@@ -587,6 +590,8 @@ _ROWS = (
           minimum=1, is_integer=True, since="0.2"),
     Field("evals.*.temperature", 0.07, "a neighbour votes with exp(cosine / temperature)",
           minimum=0.001, since="0.2"),
+    Field("evals.*.texts", None, "the names and vectors of the classes, an .npz file",
+          optional=str, place=Place.FILE, since="0.2"),
     # The checkpoints that are kept.
     Field("checkpoint.keep_last", 2, "number of newest checkpoints to keep",
           minimum=1, synonyms="save_total_limit checkpoint_hist max_to_keep"),

@@ -18,6 +18,7 @@ from .setup import OpenSources as OpenSources
 from .setup import complete_config as complete_config
 from .setup import describe_evals as describe_evals
 from .setup import describe_splits as describe_splits
+from .setup import digest_files as digest_files
 from .setup import eval_batch_size as eval_batch_size
 from .setup import eval_preprocessor as eval_preprocessor
 from .setup import identify_evals as identify_evals

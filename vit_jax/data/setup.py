@@ -1,6 +1,8 @@
 """The shapes, counts and class names of a run's data: those that a config states, and those of the opened data."""
 
+import contextlib
 import dataclasses
+import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -10,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
-from vit_jax.config import eval_fields, first_evaluation, has_classes_of_head
+from vit_jax.config import Place, eval_fields, first_evaluation, has_classes_of_head, place_of
 from vit_jax.data import sources
 from vit_jax.data.order_choice import check_eval_disk, choose_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
@@ -51,7 +53,8 @@ class DataInfo:
         sample: the result of `sample_contents` for the training images.
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
         evals: name of an evaluation -> what identifies its data: the fields of `describe_evals`, `contents` (the
-            fingerprints of its splits) and `sample` (their `sample_contents`, unless the fingerprints cover these).
+            fingerprints of its splits and files) and `sample` (the splits' `sample_contents`, unless the fingerprints
+            cover these).
         eval_parts: name of an evaluation -> number of splits that it reads.
         opened: the open sources, so that a large folder is listed only once.
         notes: lines for the user on what was read, and on data that is here but not used.
@@ -130,7 +133,12 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     }
     evals = {
         name: described
-        | identify_contents([(opened[key].fingerprint, samples[key]) for key in eval_keys(completed, name)])
+        | identify_contents(
+            [
+                *((opened[key].fingerprint, samples[key]) for key in eval_keys(completed, name)),
+                *((digest, "") for digest in digest_files(config.evals[name]).values()),
+            ]
+        )
         for name, described in describe_evals(config).items()
     }
     notes = (order.note, *itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened))
@@ -223,13 +231,29 @@ def describe_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
 
 
 def identify_evals(config: ConfigDict) -> dict[str, dict[str, str]]:
-    """Returns name of an evaluation -> its `source`, and its fields of `describe_evals`."""
+    """Returns name of an evaluation -> its `source`, its fields of `describe_evals`, and its `digest_files`."""
     described = describe_evals(config)
-    return {name: {"source": config.evals[name].source or config.data.source} | described[name] for name in described}
+    sources = {name: {"source": own.source or config.data.source} for name, own in config.evals.items()}
+    return {name: sources[name] | described[name] | digest_files(config.evals[name]) for name in described}
+
+
+def digest_files(eval_config: ConfigDict) -> dict[str, str]:
+    """Returns field -> digest of the file that it names, for an evaluation's fields of labels, class maps and texts.
+
+    Words that stand for a file of the package, and files that cannot be read any more, are left out.
+    """
+    digests = {}
+    for field in eval_fields(eval_config.kind):
+        if (path := eval_config[field]) and place_of(f"evals.*.{field}") is Place.FILE:
+            path = filesystem.absolute_path(path)
+            with contextlib.suppress(UserError):
+                if filesystem.exists(path):
+                    digests[field] = hashlib.sha256(filesystem.read_bytes(path)).hexdigest()[:16]
+    return digests
 
 
 def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:
-    """Returns the `contents` and the `sample` of an evaluation, given (fingerprint, sample) of each of its splits.
+    """Returns the `contents` and the `sample` of an evaluation, given (fingerprint, sample) of all that it reads.
 
     There is no `sample` if all samples are empty.
     """

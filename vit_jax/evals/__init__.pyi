@@ -18,3 +18,6 @@ from .prediction_files import save_outputs as save_outputs
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
 from .requests import list_request_places as list_request_places
+from .texts import Texts as Texts
+from .texts import make_texts as make_texts
+from .texts import read_texts as read_texts

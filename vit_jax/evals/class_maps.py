@@ -156,8 +156,8 @@ def same_names(model: Model, source: Source) -> tuple[Names, Names] | None:
     in common; a pair of equal names in equal order comes first. Returns None if the model or the data has no names.
     Class names that only count ("0", "1", ...) are not names. Names are composed, see `compose`.
     """
-    of_model = _without_numbers(model_wnids(model), model.class_names)
-    of_data = _without_numbers(source.class_ids, source.class_names)
+    of_model = without_numbers(model_wnids(model), model.class_names)
+    of_data = without_numbers(source.class_ids, source.class_names)
     pairs = [(own, other) for own in of_model for other in of_data]
     return max(pairs, key=lambda pair: (pair[0] == pair[1], len(set(pair[0]) & set(pair[1]))), default=None)
 
@@ -187,5 +187,6 @@ def check_names(model: Model, source: Source, evaluation: str, where: str) -> No
     )
 
 
-def _without_numbers(*named: Names | None) -> list[Names]:
+def without_numbers(*named: Names | None) -> list[Names]:
+    """Returns those of several kinds of names that do not only count the classes, composed."""
     return [tuple(map(compose, names)) for names in named if names and [*names] != [*map(str, range(len(names)))]]

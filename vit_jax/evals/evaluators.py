@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from vit_jax.evals.outputs import (
 )
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_probe, probe, probe_sgd
+from vit_jax.evals.texts import check_zeroshot, score_zeroshot
 from vit_jax.inference import Inference, sums_of_outputs
 from vit_jax.model import Model
 from vit_jax.tasks import Batch
@@ -122,20 +123,22 @@ class TaskSums(Method):
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadLogits(Method):
-    """Metrics of the logits of all images, which every host computes.
+class ScoredOutputs(Method):
+    """Metrics of the outputs of all images, which every host computes.
 
     Attributes:
-        score: (eval_config, source, model, logits, labels) -> metrics.
+        outputs: logits or features, as for `compute_outputs`.
+        score: (eval_config, source, model, outputs, labels) -> metrics.
         suits: (eval_config, source, model), raises UserError if they do not suit each other.
     """
 
+    outputs: Literal["logits", "features"]
     score: Callable[[ConfigDict, Source, Model, np.ndarray, np.ndarray], dict[str, float]]
     suits: Callable[[ConfigDict, Source, Model], None]
 
     def step(self, program: Inference) -> Step:
-        """Returns the function of the logits."""
-        return program.logits
+        """Returns the function of the outputs."""
+        return program.logits if self.outputs == "logits" else program.features
 
     def check(self, evaluation: Evaluation) -> None:
         """Raises UserError if data, fields and model do not suit each other."""
@@ -145,10 +148,10 @@ class HeadLogits(Method):
     def measure(self, evaluation: Evaluation, params: ArrayTree, tick: Tick, cache: OutputCache) -> dict[str, float]:
         """Returns the metrics of `score`, and `nonfinite` as `TaskSums` does."""
         program, batches = evaluation.program, evaluation.batches
-        logits, labels = compute_outputs(program, "logits", params, batches, cache, tick)
+        outputs, labels = compute_outputs(program, self.outputs, params, batches, cache, tick)
         with errors_of(f"in evals.{evaluation.name}"):
-            metrics = self.score(evaluation.config, batches.source, program.model, logits, labels)
-        bad = count_nonfinite(logits)
+            metrics = self.score(evaluation.config, batches.source, program.model, outputs, labels)
+        bad = count_nonfinite(outputs)
         return metrics | ({"nonfinite": bad} if bad else {})
 
 
@@ -217,12 +220,13 @@ class FrozenFeatures(Method):
 # Kind of evaluation -> its method; the rest that is known of a kind is its row of `config.EVAL_KINDS`.
 METHODS: Mapping[str, Method] = {
     "classify": TaskSums(),
-    "predictions": HeadLogits(score_predictions, check_predictions),
+    "predictions": ScoredOutputs("logits", score_predictions, check_predictions),
     "masked_patches": TaskSums(),
     "fewshot": FrozenFeatures(fewshot),
     "knn": FrozenFeatures(knn),
     "probe": FrozenFeatures(probe, check_probe),
     "probe_sgd": FrozenFeatures(probe_sgd, check_probe),
+    "zeroshot": ScoredOutputs("features", score_zeroshot, check_zeroshot),
 }
 
 
@@ -246,11 +250,12 @@ def make_evaluators(
 
 
 def make_head_evaluators(config: ConfigDict, program: Inference, opened: data.OpenSources) -> dict[str, Evaluator]:
-    """Returns the evaluators that suit the task of `program`: those of its head, and those of frozen features.
+    """Returns the evaluators that suit the task of `program`: those of its head, and those that learn from features.
 
-    Arguments and result are like those of `make_evaluators`.
+    Arguments and result are like those of `make_evaluators`. Vectors of texts are for the features of one model.
     """
-    kinds, evaluations = kinds_of_task(program.task.kind), config.evals.items()
+    kinds = [kind for kind in kinds_of_task(program.task.kind) if kind != "zeroshot"]
+    evaluations = config.evals.items()
     return {name: _make_evaluator(config, name, program, opened) for name, own in evaluations if own.kind in kinds}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float32, Float64, Int, Int32
 from ml_collections import ConfigDict
 
-from vit_jax.evals.labelled_features import Examples, check_examples
+from vit_jax.evals.labelled_features import Examples, check_examples, normalise
 
 TEST_BLOCK, TRAIN_BLOCK = 1024, 65_536  # rows of a block; the similarities of two blocks take 256 MiB
 
@@ -95,7 +95,7 @@ def _merge(
         first: the row of the first key, greater than all rows of earlier blocks.
         count: the number of examples to return.
     """
-    cosines = jnp.matmul(_normalise(queries), _normalise(keys).T, precision="highest")
+    cosines = jnp.matmul(normalise(queries), normalise(keys).T, precision="highest")
     rows = jnp.arange(len(keys), dtype=jnp.int32)
     cosines = jnp.where(rows < present, cosines, -jnp.inf)
     if count < len(keys):
@@ -105,9 +105,3 @@ def _merge(
     everything = jnp.concatenate([similarities, cosines], axis=1)
     best, places = jax.lax.top_k(everything, count)
     return best, jnp.take_along_axis(jnp.concatenate([indices, rows + first], axis=1), places, axis=1)
-
-
-def _normalise(features: Float32[Array, "rows width"]) -> Float32[Array, "rows width"]:
-    largest = jnp.maximum(jnp.abs(features).max(axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-    features = features / largest  # whose squares neither overflow nor underflow
-    return features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 0.5)

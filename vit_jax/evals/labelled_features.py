@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Array, Float32, Float64, Int
 
 from vit_jax import UserError, refuse
 from vit_jax.evals.outputs import count_nonfinite
@@ -56,6 +57,13 @@ def measure_scale(
         squares += ((features[start : start + ROWS] - mean) ** 2).sum(axis=0)
     constant = features.min(axis=0) == features.max(axis=0)
     return mean, np.where(constant, np.inf, np.sqrt(squares / len(features)) + 1e-5)
+
+
+def normalise(features: Float32[Array, "rows width"]) -> Float32[Array, "rows width"]:
+    """Returns features divided by their length; a row of zeros stays."""
+    largest = jnp.maximum(jnp.abs(features).max(axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    features = features / largest  # whose squares neither overflow nor underflow
+    return features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 0.5)
 
 
 def permute_classes(labels: Int[np.ndarray, " n"], seed: int) -> list[Int[np.ndarray, " rows"]]:

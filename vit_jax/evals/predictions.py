@@ -65,11 +65,24 @@ def score_predictions(
         UserError: no image has a label of a scored class, or see `map_predictions`.
     """
     counted = map_predictions(eval_config, source, model, logits, labels)
+    metrics = score_mapped(counted, model.loss)
+    if counted.members is not None:
+        metrics["accuracy_all"] = scores.top_k_accuracy(logits, counted.members)
+        metrics["top5_all"] = scores.top_k_accuracy(logits, counted.members, 5)
+    return metrics
+
+
+def score_mapped(counted: Predictions, loss: str) -> dict[str, float]:
+    """Returns the metrics of `score_predictions`, but for those of a class map; `loss` is the loss of the logits.
+
+    Raises:
+        UserError: no image has a label of a scored class.
+    """
     present = scores.has_label(counted.labels)
     if not present.any():
         raise UserError("no image has a label that is one of the scored classes; choose another split.")
     hits = scores.top_k_hits(counted.logits, counted.labels, 1)[present]
-    confidences = scores.top_confidences(counted.logits[present], model.loss)
+    confidences = scores.top_confidences(counted.logits[present], loss)
     metrics = {
         "accuracy": float(hits.mean()),
         "top5": scores.top_k_accuracy(counted.logits, counted.labels, 5),
@@ -77,9 +90,6 @@ def score_predictions(
     }
     if counted.labels.ndim == 1:
         metrics["class_accuracy"] = scores.mean_class_accuracy(hits, counted.labels[present])
-    if counted.members is not None:
-        metrics["accuracy_all"] = scores.top_k_accuracy(logits, counted.members)
-        metrics["top5_all"] = scores.top_k_accuracy(logits, counted.members, 5)
     return metrics | {"n": int(present.sum())}
 
 

@@ -145,9 +145,8 @@ def describe_inputs(config: ConfigDict, info: data.DataInfo) -> dict[str, str]:
         with contextlib.suppress(UserError):
             if place is Place.WEIGHTS and not interop.is_download_name(source):
                 inputs[field] = interop.digest_weights(source)
-            elif place is Place.FILE and filesystem.exists(path := filesystem.absolute_path(source)):
-                inputs[field] = hashlib.sha256(filesystem.read_bytes(path)).hexdigest()[:16]
-    return inputs
+    files = {name: data.digest_files(own) for name, own in config.evals.items()}
+    return inputs | {f"evals.{name}.{field}": text for name, own in files.items() for field, text in own.items()}
 
 
 def check_inputs(folder: str, config: ConfigDict, info: data.DataInfo, is_finished: bool) -> None:
