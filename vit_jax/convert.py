@@ -40,7 +40,8 @@ def main(argv: list[str]) -> None:
     args = make_parser().parse_args(argv[1:])
     if Path(args.source).resolve() == Path(args.target).resolve():
         raise UserError(f"{args.target} is the source itself; choose another file.")
-    layout = interop.choose_target(args.target, args.layout).layout
+    target = interop.choose_target(args.target, args.layout)
+    layout = target.layout
     fields = {
         "resolution": args.resolution or "native",
         "patch_size": args.patch_size,
@@ -54,7 +55,8 @@ def main(argv: list[str]) -> None:
     if not interop.LAYOUTS[layout].states_classes:
         names = [f"the names of the {len(model.class_names):,} classes"] if model.class_names else []
         loss = [f"that its loss was the {model.loss}"] if model.field("num_classes") else []
-        if lost := " and ".join([*names, *loss]):
+        licence = [f"the licence {model.licence}"] if model.licence and not target.is_folder else []  # else on a card
+        if lost := " and ".join([*names, *loss, *licence]):
             advice = f"keep {args.source}, or convert it with --layout=ours"
             print(f"vit_jax: the {layout} layout does not store {lost}; {advice}.", file=sys.stderr)
 

@@ -53,6 +53,8 @@ class Model:
     class_names: tuple[str, ...] | None = None  # the names of the logits, in order
     loss: str = "softmax"  # of its training, softmax or sigmoid; the same function turns logits into probabilities
     resample: str = "linear"  # how the library of its weights resamples learned positions: a key of RESAMPLINGS
+    licence: str = ""  # of its weights, as the Hugging Face hub names it, such as apache-2.0; empty: not known
+    licence_address: str = ""  # where the licence is published; empty: not known
 
     def __post_init__(self):
         """Raises UserError if the chosen form of attention does not compute what the model adds to it."""
@@ -235,6 +237,8 @@ def create(
     class_names: tuple[str, ...] | list[str] | None = None,
     loss: str = "softmax",
     resample: str = "linear",
+    licence: str = "",
+    licence_address: str = "",
     **fields: Any,
 ) -> Model:
     """Returns a model by name, with any field of its spec changed.
@@ -255,6 +259,8 @@ def create(
         class_names: names of the logits, in order; not used by the model.
         loss: softmax or sigmoid; not used by the model.
         resample: how positions are resampled to another resolution, see `resample_positions`; not used by the model.
+        licence: the licence of its weights, as the Hugging Face hub names it; empty: not known.
+        licence_address: where the licence is published; empty: not known.
         **fields: flat keywords of `ModelSpec` and its parts, or of `BitSpec`. None means the value that the name stands
             for. A field that only the other kind of model has is ignored if it has its default value, because a
             configuration states the fields of both kinds.
@@ -267,7 +273,10 @@ def create(
     choose("resample", resample, RESAMPLINGS)
     if not isinstance(preprocess, str | None):
         raise UserError(f"preprocess must be a pipe of operations, not {preprocess!r}.")
-    model = Model(name, spec, preprocess, None, loss, resample)
+    for word, text in {"licence": licence, "licence_address": licence_address}.items():
+        if not isinstance(text, str):
+            raise UserError(f"{word} must be a text, not {text!r}.")
+    model = Model(name, spec, preprocess, None, loss, resample, licence, licence_address)
     if class_names is not None:
         class_names = tuple(class_names)
         if not all(isinstance(name, str) for name in class_names) or len(class_names) != model.field("num_classes"):

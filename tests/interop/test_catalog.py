@@ -21,9 +21,9 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT
-from vit_jax import UserError
+from vit_jax import UserError, models
 from vit_jax.data.preprocess import parse_pipe
-from vit_jax.interop import catalog, download, imagenet_classes, timm_config
+from vit_jax.interop import catalog, download, imagenet_classes, licences, timm_config
 from vit_jax.model import create, parameter_shapes
 
 WIDTHS = {"Ti": 192, "S": 384, "B": 768, "L": 1024, "H": 1280}
@@ -90,21 +90,35 @@ def test_the_list_says_with_which_loss_heads_were_trained(held):
 
 
 def test_names_and_addresses_are_unique():
-    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 178
-    assert (len(OWN), len(HUB), len(BIT)) == (75, 83, 20)
+    assert len({one.name for one in ALL}) == len({one.address for one in ALL}) == len(ALL) == 418
+    assert (len(OWN), len(HUB), len(BIT)) == (75, 323, 20)
 
 
 def test_checkpoints_of_the_hub():
-    tags = {"imagenet2012", "imagenet21k", "imagenet21k+imagenet2012", "webli+imagenet2012"}
     for one in HUB:
-        assert one.address == f"hf-hub:{one.name}" and one.data in tags and one.source
-        assert one.layout == {"timm": "timm", "google": "huggingface"}[one.name.partition("/")[0]]
-        architecture = one.name.partition("/")[2].partition(".")[0]
-        named = one.layout != "timm" or "_bit" in architecture or timm_config.find_architecture(architecture)
-        assert named and create(one.model, resolution=one.resolution).name == one.model
-        assert (one.accuracy is None) == (one.layout == "huggingface") and (one.of == "") == (one.accuracy is None)
-        assert parse_pipe(one.preprocess, one.resolution).shape == (one.resolution, one.resolution, 3)
+        assert one.address == f"hf-hub:{one.name.replace('_quickgelu', '')}" and one.source
+        assert one.layout == ("timm" if one.name.startswith("timm/") else "huggingface")
+        assert (one.of == "") == (one.accuracy is None)
         assert catalog.find_entry(one.name) == catalog.find_entry(one.address) == one
+        assert catalog.find_entry(one.name.removeprefix("timm/")) == one and catalog.is_published(one.name)
+    trained_with = "timm/vit_base_patch16_clip_quickgelu_224.openai"
+    assert catalog.find_entry("vit_base_patch16_clip_224.openai").name == trained_with
+
+
+def test_rows_of_timm_have_the_sizes_of_their_architecture():
+    for one in [one for one in HUB if one.layout == "timm"]:
+        name = one.name.removeprefix("timm/")
+        architecture, patch_size = timm_config.find_architecture(name), re.search(r"patch(\d+)", name)
+        if architecture and patch_size:
+            sizes = {key: getattr(architecture, key) for key in ("width", "depth", "mlp_dim", "num_heads")}
+            assert models.model_name(sizes | {"patch_size": int(patch_size[1])}) == one.model, name
+
+
+def test_every_licence_has_an_address_and_a_source():
+    for one in ALL:
+        assert one.licence in licences.ADDRESSES and one.licence_source
+    assert licences.BINDING.keys() <= licences.ADDRESSES.keys()
+    assert catalog.find_entry("vit_base_patch16_dinov3.lvd1689m").licence == "dinov3-license"
 
 
 def test_checkpoints_of_bit():
@@ -134,8 +148,9 @@ def test_searching():
 def test_tables_are_aligned():
     table = catalog.list_models("ViT-H*")
     assert repr(table).splitlines() == [
-        "name                  layout  data         resolution   head  accuracy      size  address",
-        "ViT-H/14-imagenet21k  google  imagenet21k         224  21843            2.46 GiB  " + table[0].address,
+        "name                  layout  data         resolution   head  accuracy      size  licence     address",
+        "ViT-H/14-imagenet21k  google  imagenet21k         224  21843            2.46 GiB  apache-2.0  "
+        + table[0].address,
     ]
     assert table._repr_html_().count("<tr>") == 2 and "<td style" in table._repr_html_()
     assert repr(catalog.list_models("nothing")) == "no published checkpoint has such a name"
@@ -161,9 +176,11 @@ def test_classes():
 
 def test_the_list_says_how_images_are_preprocessed():
     for one in ALL:
-        size = one.resolution
-        assert parse_pipe(one.preprocess, size).shape == (size, size, 3)
-        assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+        if one.preprocess or one.layout != "huggingface":  # whose folders state it
+            size = 224 if one.name.startswith("facebook/dinov2-") else one.resolution
+            assert parse_pipe(one.preprocess, size).shape == (size, size, 3)
+            assert one.preprocess.endswith("|value_range(-1,1)") and one.preprocess_source
+            assert len(one.image_mean) == len(one.image_std) == 3
         assert one.flexi == ("-flexibase-" in one.name)
 
 
@@ -186,6 +203,7 @@ def held(tmp_path, monkeypatch):
     def write_listed(stored, **row):
         one = catalog.CatalogEntry(**(flexible | {"head": 5, "size": "", "flexi": True} | row))
         cells = dataclasses.asdict(one) | {"flexi": "yes" if one.flexi else "", "accuracy": one.accuracy or ""}
+        cells |= {name: " ".join(map(str, cells[name])) for name in ("image_mean", "image_std")}
         file = tmp_path / f"{len(list(tmp_path.glob('*.csv')))}.csv"
         with file.open("w", newline="") as stream:
             writer = csv.DictWriter(stream, cells)

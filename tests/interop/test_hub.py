@@ -114,10 +114,13 @@ def test_a_checkpoint_of_the_hub_loads_and_is_downloaded_once(server, written):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("owner/absent", "the hub has no model owner/absent, or it is private; check the name, or log in"),
+        ("owner/absent", r"the hub has no model owner/absent, or it is private; check the name \(vit_jax.list_models"),
         ("owner/name@absent", "owner/name has no revision absent"),
         ("a/b/c", "'a/b/c' is not the name of a model on the hub; write hf-hub:OWNER/NAME"),
-        ("owner/gated", "no permission to read owner/gated; accept its terms on the hub and log in"),
+        (
+            "owner/gated",
+            "no permission to read owner/gated; accept its terms on https://huggingface.co/owner/gated and log",
+        ),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence(server, name, sentence):

@@ -7,6 +7,7 @@ from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
 from .model_description import MODEL_FILE as MODEL_FILE
 from .model_description import describe_model as describe_model
+from .model_description import inherited as inherited
 from .model_description import restore_model as restore_model
 from .peft import save_adapter as save_adapter
 from .transfer import adapt_parameters as adapt_parameters

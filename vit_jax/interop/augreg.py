@@ -19,6 +19,7 @@ from vit_jax.interop import download
 from vit_jax.interop.printed_table import Table
 
 FOLDER = "https://storage.googleapis.com/vit_models/augreg"
+LICENCE = "apache-2.0"  # google-research/vision_transformer, LICENSE
 # Model in the names of files -> its name as `vit_jax.create` takes it.
 MODELS = {f"{size}_{patch}": f"ViT-{size}/{patch}" for size in ("Ti", "S", "B", "L") for patch in (8, 16, 32)}
 MODELS |= {"R_Ti_16": "R+ViT-Ti/16", "R26_S_32": "R26+ViT-S/32", "R50_L_32": "R50+ViT-L/32"}

@@ -1,8 +1,9 @@
 """The checkpoints that the authors published: their names, accuracies and addresses.
 
 `published.csv` lists checkpoints of google-research/vision_transformer, big_vision and big_transfer (BiT), and of timm
-and Google on the Hugging Face hub, with the source of each row. A checkpoint of the hub keeps its name. Any other
-is named MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the head was last trained on:
+and the models' authors on the Hugging Face hub, with the source of each row; `benchmarks.timm_catalog` writes the rows
+of timm's later models. A checkpoint of the hub keeps its name. Any other is named MODEL[-RECIPE]-DATA[-RESOLUTION],
+where DATA is the data set that the head was last trained on:
 
   ViT-B/16-imagenet21k              of the paper, pre-trained: with `pre_logits` and 21,843 classes, at 224 px
   ViT-B/16-imagenet2012-384         of the paper, then fine-tuned on ImageNet
@@ -14,7 +15,7 @@ is named MODEL[-RECIPE]-DATA[-RESOLUTION], where DATA is the data set that the h
   ViT-B/16-deit3-...                DeiT III (arXiv 2204.07118), converted by big_vision
   ViT-B/16-flexibase-...            the baselines of FlexiViT (arXiv 2212.08013); the files have larger patches
   BiT-R50x1-s-..., -m-...           pre-trained on ImageNet and ImageNet-21k (BiT-S and BiT-M of arXiv 1912.11370)
-  timm/NAME.TAG, google/NAME        on the hub
+  timm/NAME.TAG, facebook/NAME      on the hub; timm/ may be left out
 
 An accuracy is the one that the authors report, not one that we measured. A field is empty if no value was found.
 """
@@ -36,6 +37,7 @@ from vit_jax.interop import augreg, download
 from vit_jax.interop.printed_table import Table
 
 CATALOG_FILE = Path(__file__).with_name("published.csv")
+TIMM = "timm/"  # may be left out of the names that begin with it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +57,19 @@ class CatalogEntry:
         address: the address of the file, or `hf-hub:OWNER/NAME`.
         source: where the address and the figures are published.
         flexi: whether the patches and positions in the file have other sizes and are resized when it is loaded.
-        preprocess: the pipe of operations with which the accuracy was measured; empty: the authors' usual pipe.
+        preprocess: the pipe of operations with which the accuracy was measured; empty: the authors' usual pipe, or the
+            one that the folder on the hub states.
         preprocess_source: where the pipe is published.
         loss: the loss that the head was last trained with, softmax or sigmoid; empty: not known.
         loss_source: where the loss is published.
+        image_mean: the mean of red, green and blue, of values in [0, 1], which the model subtracts; empty: as the
+            folder on the hub states. It is for information: what the folder states is computed.
+        image_std: the standard deviation by which the model divides, likewise.
+        licence: the licence of the weights, as the Hugging Face hub names it; empty: none was found.
+        licence_source: where the licence is stated.
     """
 
-    COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "address")
+    COLUMNS: ClassVar = ("name", "layout", "data", "resolution", "head", "accuracy", "size", "licence", "address")
 
     name: str
     model: str
@@ -79,6 +87,10 @@ class CatalogEntry:
     preprocess_source: str
     loss: str
     loss_source: str
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    licence: str
+    licence_source: str
 
 
 def list_models(pattern: str = "*", source: str = "published", **query: Any) -> Table:
@@ -111,26 +123,35 @@ SOURCES: dict[str, Callable[..., Table]] = {"published": _list_published, "augre
 def find_entry(path: str) -> CatalogEntry | None:
     """Returns the entry of the catalog for a checkpoint; None: the catalog does not list it.
 
-    `path` is the name of the checkpoint in the catalog, its name in AugReg's index, or its address, which begins with
-    https:// or gs://.
+    `path` is the name of the checkpoint in the catalog, with or without `timm/`; its name in AugReg's index; or its
+    address, which begins with https://, gs:// or hf-hub:.
     """
     place = augreg.address(path) if augreg.is_name(path) else path
     address = unquote(re.sub("^gs://", f"https://{download.GOOGLE_STORAGE}/", place))
-    by_address = (entry for entry in _entries().values() if unquote(entry.address) == address)
-    return _entries().get(path) or next(by_address, None)
+    return _find_named(path) or next((one for one in _entries().values() if unquote(one.address) == address), None)
 
 
 def is_published(name: str) -> bool:
     """Returns whether this is the name of a checkpoint of the catalog or of AugReg's index."""
-    return name in _entries() or augreg.is_name(name)
+    return _find_named(name) is not None or augreg.is_name(name)
+
+
+def _find_named(name: str) -> CatalogEntry | None:
+    """Returns the entry with a name, or else of the repository on the hub with this name."""
+    names = (name, f"{TIMM}{name}")
+    addresses = {f"hf-hub:{one}" for one in names}
+    by_address = (entry for entry in _entries().values() if entry.address in addresses)
+    return next((_entries()[one] for one in names if one in _entries()), None) or next(by_address, None)
 
 
 def suggest_name(name: str) -> str:
-    """Returns a hint for a name that no published checkpoint has."""
-    folded = {known.lower(): known for known in _entries()}
-    near = [known for known in folded if known.startswith(f"{name.lower()}-")]
-    near = near or difflib.get_close_matches(name.lower(), folded, n=1)
-    return f"did you mean {folded[near[0]]!r}?" if near else "vit_jax.list_models() lists the published ones"
+    """Returns a hint for a name that no published checkpoint has: the names nearest to it."""
+    folded = {known.lower().removeprefix(TIMM): known.removeprefix(TIMM) for known in _entries()}
+    asked = name.lower().removeprefix(TIMM)
+    near = [known for known in folded if known.startswith((f"{asked}-", f"{asked}."))]
+    near = near or difflib.get_close_matches(asked, folded, n=3)
+    shown = " or ".join(repr(folded[one]) for one in near[:3])
+    return f"did you mean {shown}?" if near else "vit_jax.list_models() lists the published ones"
 
 
 def download_entry(name: str) -> Path | None:
@@ -163,4 +184,5 @@ def read_entries(path: Path) -> dict[str, CatalogEntry]:
 def _parse_entry(row: dict[str, str]) -> CatalogEntry:
     accuracy = float(row["accuracy"]) if row["accuracy"] else None
     numbers = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
+    numbers |= {name: tuple(map(float, row[name].split())) for name in ("image_mean", "image_std")}
     return CatalogEntry(**(row | numbers | {"flexi": row["flexi"] == "yes"}))  # type: ignore[arg-type]

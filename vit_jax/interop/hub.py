@@ -8,10 +8,13 @@ import importlib
 from pathlib import Path
 
 from vit_jax import UserError, printable, reason
+from vit_jax.interop import catalog
+from vit_jax.interop.licences import CARD
 
 PREFIX = "hf-hub:"
+HUB = "https://huggingface.co"
 # What a checkpoint consists of; repositories also contain the same weights in formats that are not read here.
-FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json")
+FILES = ("config.json", "preprocessor_config.json", "model.safetensors", "model.safetensors.index.json", CARD)
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 LOG_IN = "log in (hf auth login, or HF_TOKEN)"
 SHARDS = "model-*-of-*.safetensors"
@@ -41,8 +44,9 @@ def _sentence(name: str, revision: str, error: Exception) -> str:
     absent = f"{name} is not in the local cache, and the hub cannot be reached; download it where there is a network"
     sentences = {
         "RevisionNotFoundError": f"{name} has no revision {revision}",
-        "GatedRepoError": f"no permission to read {name}; accept its terms on the hub and {LOG_IN}",
-        "RepositoryNotFoundError": f"the hub has no model {name}, or it is private; check the name, or {LOG_IN}",
+        "GatedRepoError": f"no permission to read {name}; accept its terms on {HUB}/{name} and {LOG_IN}",
+        "RepositoryNotFoundError": f"the hub has no model {name}, or it is private; check the name "
+        f"({catalog.suggest_name(name)}), or {LOG_IN}",
         "HFValidationError": f"{name!r} is not the name of a model on the hub; write {PREFIX}OWNER/NAME or "
         f"{PREFIX}OWNER/NAME@REVISION",
         **dict.fromkeys(["LocalEntryNotFoundError", "OfflineModeIsEnabled", "IncompleteSnapshotError"], absent),

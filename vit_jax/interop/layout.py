@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import UserError, models
 from vit_jax.config import Affects, model_fields
-from vit_jax.interop import imagenet_classes, model_description
+from vit_jax.interop import imagenet_classes, licences, model_description
 from vit_jax.interop.archives import Archive, RenamedArchive
 from vit_jax.interop.model_description import ModelDescription
 from vit_jax.interop.published_config import PublishedConfig
@@ -363,7 +363,8 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
 
     If there is none, it is made from the arrays and from the configuration beside them. Where both give a field,
     the configuration decides, except that an activation swiglu of the arrays remains. A head with as many classes
-    as ImageNet or ImageNet-21k is assumed to have those classes if no names are stated.
+    as ImageNet or ImageNet-21k is assumed to have those classes if no names are stated. The licence is that of the
+    model card beside a file `model.*`, as folders on the Hugging Face hub have it, or else that of the configuration.
 
     Args:
         file: the file.
@@ -399,6 +400,8 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
     count = fields["num_classes"]
     known = stated.class_names if stated.class_names and len(stated.class_names) == count else None
     names = known or imagenet_classes.class_names(count)
+    card = licences.read_card(path.parent) if path.name.startswith("model.") else licences.Licence()
+    licence = card if card.name else licences.find_licence(stated.licence)
     return ModelDescription(
         models.model_name(fields),
         fields,
@@ -406,6 +409,7 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
         list(names) if names else None,
         stated.loss,
         family.resample,
+        **licence.fields,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vit_jax import UserError, checkpoint, user_errors
 from vit_jax.interop import augreg, catalog, hub, peft
 from vit_jax.interop.archives import INDEX, SAFETENSORS
+from vit_jax.interop.licences import CARD, Licence, find_licence
 from vit_jax.interop.model_description import MODEL_FILE, description_file
 from vit_jax.storage import expand_home, filesystem, memo
 
@@ -25,6 +26,7 @@ class Located(NamedTuple):
     path: Path
     entry: catalog.CatalogEntry | None  # the entry in the catalog; None: the weights are not in the catalog
     loss: str  # softmax or sigmoid, as the catalog or AugReg's index tells; empty: neither tells it
+    licence: Licence  # as the catalog states it, or of AugReg's files; empty: not known from there
     adapter: peft.Adapter | None = None  # if there is one, `path` is the file of the adapter
 
 
@@ -38,10 +40,13 @@ def locate_weights(path: str | Path) -> Located:
         UserError: nothing that can be loaded is there.
     """
     with user_errors("is not a path", OSError, RuntimeError, ValueError):
-        name, local, entry, loss = str(path), expand_home(path), None, ""
+        name, local, entry, loss, licence = str(path), expand_home(path), None, "", ""
         if name.startswith(hub.PREFIX) or not local.exists():
             entry = catalog.find_entry(name)
-            loss = entry.loss if entry else augreg.training_loss(name) if augreg.is_name(name) else ""
+            if entry:
+                loss, licence = entry.loss, entry.licence
+            elif augreg.is_name(name):
+                loss, licence = augreg.training_loss(name), augreg.LICENCE
             address = entry.address if entry else name
             if address.startswith(hub.PREFIX):
                 local = hub.download_checkpoint(address)
@@ -53,7 +58,8 @@ def locate_weights(path: str | Path) -> Located:
     if not exists:
         raise UserError(f"does not exist, and no published checkpoint has this name; {catalog.suggest_name(name)}")
     weights = local if local.is_file() else _find_in_folder(local)
-    return Located(weights, entry, loss, peft.find_adapter(weights.parent) if weights.name == peft.WEIGHTS else None)
+    adapter = peft.find_adapter(weights.parent) if weights.name == peft.WEIGHTS else None
+    return Located(weights, entry, loss, find_licence(licence), adapter)
 
 
 def _copy_remote(location: str) -> Path:
@@ -82,10 +88,10 @@ def _copy_remote(location: str) -> Path:
 
 
 def _copy_arrays(folder: str, ending: str) -> Path:
-    """Returns a local copy of the files in a remote folder whose names end with `ending`, and of its JSON files."""
+    """Returns a local copy of the files in a remote folder that end with `ending`, its JSON files and its card."""
 
     def is_wanted(name: str) -> bool:
-        return "/" not in name and name.endswith((ending, ".json"))
+        return "/" not in name and (name.endswith((ending, ".json")) or name == CARD)
 
     return Path(filesystem.local_copy_of_folder(folder, is_wanted))
 

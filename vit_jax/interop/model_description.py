@@ -28,6 +28,8 @@ class ModelDescription:
         class_names: the names of the classes in the order of the logits; None: not known.
         loss: the loss that the model was trained with, softmax or sigmoid; empty: not known.
         resample: how positions are resampled to another resolution by the library of the weights.
+        licence: the licence of the weights, as the Hugging Face hub names it; empty: not known.
+        licence_address: where the licence is published; empty: not known.
     """
 
     model: str
@@ -36,22 +38,37 @@ class ModelDescription:
     class_names: list | None
     loss: str
     resample: str = "linear"
+    licence: str = ""
+    licence_address: str = ""
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The keywords with which `vit_jax.create` makes the model."""
-        own = ("preprocess", "class_names", "loss", "resample")
-        return self.fields | {name: getattr(self, name) for name in own}
+        return self.fields | {name: getattr(self, name) for name in DESCRIBED}
 
 
 TYPES = get_type_hints(ModelDescription)
+# What weights hand on to those that are made from them -> its value in descriptions of versions that did not state it.
+INHERITED = {"resample": "linear", "licence": "", "licence_address": ""}
+DESCRIBED = ("preprocess", "class_names", "loss", *INHERITED)  # attributes of a model besides its name and its fields
 
 
 def describe_model(model: Model) -> dict[str, Any]:
     """Returns the description of a model as JSON."""
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION_FIELDS}
-    names = list(model.class_names) if model.class_names else None
-    return asdict(ModelDescription(model.name, fields, model.preprocess, names, model.loss, model.resample))
+    described = {name: getattr(model, name) for name in DESCRIBED}
+    described["class_names"] = list(model.class_names) if model.class_names else None
+    return asdict(ModelDescription(model.name, fields, **described))
+
+
+def inherited(model: Model | dict[str, Any]) -> dict[str, str]:
+    """Returns the part of a model's description that the models which start from its weights have too.
+
+    Args:
+        model: the model, or its description as JSON, which may be of an earlier version.
+    """
+    described = model if isinstance(model, dict) else describe_model(model)
+    return {name: described.get(name, default) for name, default in INHERITED.items()}
 
 
 def restore_model(description: object) -> Model:
@@ -68,7 +85,7 @@ def check_description(description: Any) -> ModelDescription:
     """
     is_object = isinstance(description, dict)
     if is_object:
-        description = {"resample": "linear"} | description  # earlier versions did not state it
+        description = INHERITED | description
     if not is_object or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
         raise UserError(f"the description of the model must have the fields {', '.join(TYPES)}")
     if not all(isinstance(name, str) for name in description.get("class_names") or ()):

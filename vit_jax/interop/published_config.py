@@ -31,6 +31,7 @@ class PublishedConfig(NamedTuple):
         class_names: the names of the classes in the order of the logits, or None.
         loss: the loss that the model was trained with, softmax or sigmoid; empty: not stated.
         sizes: flat keyword -> (key in the configuration, value), for fields that can also be inferred from the arrays.
+        licence: the licence of the weights, as the Hugging Face hub names it; empty: not stated.
     """
 
     fields: dict[str, Any]
@@ -39,6 +40,7 @@ class PublishedConfig(NamedTuple):
     class_names: list[str] | None = None
     loss: str = ""
     sizes: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+    licence: str = ""
 
     def check_sizes(self, fields: Mapping[str, Any]) -> None:
         """Compares `sizes` with the fields that follow from the arrays.

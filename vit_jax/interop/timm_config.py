@@ -59,10 +59,10 @@ FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the p
 }
 
 # Every key that timm publishes: read, without effect, or with few values.
-_SOURCE_READ = split_keys("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names")
+_SOURCE_READ = split_keys("input_size fixed_input_size interpolation crop_pct crop_mode mean std label_names license")
 _SOURCE_WITHOUT_EFFECT = split_keys(
     """url file state_dict hf_hub_id hf_hub_filename custom_load source tag architecture num_classes test_input_size
-    min_input_size test_crop_pct pool_size test_pool_size first_conv classifier license description origin_url
+    min_input_size test_crop_pct pool_size test_pool_size first_conv classifier description origin_url
     paper_name paper_ids notes label_descriptions num_features"""
 )
 _READ = split_keys("architecture num_classes global_pool model_args pretrained_cfg label_descriptions vit_jax_loss")
@@ -206,7 +206,8 @@ def read_config(content: Mapping[str, Any], family: Family) -> PublishedConfig:
     sizes = {"width": ("the width of its architecture", architecture.width)} if architecture else {}
     sizes |= _read_sizes(content, args)
     pipe = _read_pipe(source, height, width)
-    return PublishedConfig(fields, resolution, pipe, _read_names(content), read_loss(content), sizes)
+    licence = source["license"] if isinstance(source.get("license"), str) else ""
+    return PublishedConfig(fields, resolution, pipe, _read_names(content), read_loss(content), sizes, licence)
 
 
 def _read_image_size(size: Any) -> tuple[int, int]:

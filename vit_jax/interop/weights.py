@@ -15,6 +15,7 @@ from vit_jax.interop import archives, imagenet_classes, locate, model_descriptio
 from vit_jax.interop.catalog import CatalogEntry
 from vit_jax.interop.layout import WeightsFile, describe_file, read_file, recognise, write_file
 from vit_jax.interop.layout_table import LAYOUTS, choose_target
+from vit_jax.interop.licences import CARD, Licence, describe_licence, is_own_card, write_card
 from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
 
@@ -45,6 +46,13 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
         UserError: nothing that can be loaded is at the path, the arrays are not those of the model, or the model is not
             the published one with that name. The message names every wrong array.
     """
+    model, params = _load(path, resample, fields)
+    if licence := describe_licence(model):
+        tell(f"licence: {licence}")
+    return model, params
+
+
+def _load(path: str | Path, resample: str | None, fields: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     if resample is not None:
         choose("resample", resample, models.RESAMPLINGS)
     given = {name: value for name, value in fields.items() if value is not None}
@@ -60,13 +68,13 @@ def load(path: str | Path, *, resample: str | None = None, **fields: Any) -> tup
             model, params = (_load_file if located.path.is_file() else _load_checkpoint)(located, given)
         if "head/kernel" in params and not params["head/kernel"].any():
             logging.getLogger(__name__).warning("%s: the head is all zeros; fine-tune it before you use it", path)
+        pipe = (entry and entry.preprocess) or model.preprocess
         if entry and entry.flexi:
             given = _flexi_sizes(entry) | given
-        elif not is_native and not entry and given.keys().isdisjoint(("resolution", "patch_size", "preprocess")):
-            given |= _stated_resolution(model)
+        elif not is_native and given.keys().isdisjoint(("resolution", "patch_size", "preprocess")):
+            given |= _stated_resolution(model, pipe)
         before = models.image_size(entry.resolution) if entry else model.image_size
         model, params = _resize(model, params, given, resample)
-        pipe = (entry and entry.preprocess) or model.preprocess
         if "preprocess" not in given and pipe and pipe.rpartition("|")[2].startswith("value_range"):
             scaled = published_config.scale_pipe(pipe, before, model.image_size)
             model = dataclasses.replace(model, preprocess=scaled)
@@ -111,7 +119,8 @@ def save(
     """Writes the parameters of a model in a layout.
 
     Our layout describes the model (with preprocessing and class names) in `<name>.json` beside an .npz file. A single
-    .safetensors file has this description in its header. A folder gets the files by which the layout describes a model.
+    .safetensors file has this description in its header. A folder gets the files by which the layout describes a model,
+    and a model card with the licence of the weights. A card that was not written here stays as it is.
 
     Args:
         path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and the files that describe
@@ -139,12 +148,22 @@ def save(
     is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
     is_described = target.is_folder or (target.layout == "ours" and not is_noted)
     texts = chosen.choose_family(model.spec).config(target.file.name, model) if is_described else {}
+    texts |= _card(target.file.with_name(CARD), model, target.layout) if target.is_folder else {}
     notes = model_description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.prepare(texts)
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
         for name, text in texts.items():
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
+
+
+def _card(path: Path, model: Model, layout: str) -> dict[str, str]:
+    """Returns name -> text of the model card to write; nothing if another card is there already."""
+    if not path.is_file() or is_own_card(path):
+        return {path.name: write_card(model, layout)}
+    if licence := describe_licence(model):
+        tell(f"{path}: this card is not changed; it must state the licence: {licence}")
+    return {}
 
 
 def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
@@ -167,6 +186,9 @@ def _describe(file: WeightsFile, located: locate.Located, given: dict[str, Any])
         _check_entry(located.entry, file.layout.name, stated.fields)
     loss = given.get("loss") or located.loss or stated.loss
     keywords = stated.keywords | {"loss": loss or _usual_loss(stated.fields["num_classes"])}
+    keywords |= located.licence.fields if located.licence.name else {}
+    if located.entry and "_quickgelu" in located.entry.name:  # the activation of the training, as timm notes
+        keywords["activation"] = "quick_gelu"
     return _create_as_stored(stated.model, keywords, given), loss
 
 
@@ -178,12 +200,11 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
     Raises:
         UserError: the layout or the model differs.
     """
-    wanted = create(entry.model)
-    resized = inferred | ({"patch_size": wanted.field("patch_size")} if entry.flexi else {})
+    resized = inferred | ({"patch_size": create(entry.model).field("patch_size")} if entry.flexi else {})
     fixed = inferred.get("position") != "learned" or entry.flexi  # then no array determines the resolution
     resolution = models.image_size(entry.resolution) if fixed else inferred["resolution"]
     actual = (layout, models.model_name(resized), resolution, inferred["num_classes"])
-    listed = (entry.layout, wanted.name, models.image_size(entry.resolution), entry.head)
+    listed = (entry.layout, entry.model, models.image_size(entry.resolution), entry.head)
     if actual != listed:
         words = "a {1} in the {0} layout, {2[0]}x{2[1]} pixels, {3:,} classes".format
         stored = words(layout, models.model_name(inferred), inferred["resolution"], inferred["num_classes"])
@@ -214,7 +235,7 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
     elif "resolution" in given:
         sizes = {"resolution": given["resolution"]}
     try:
-        source, loaded = load(base, resample=method, **sizes)
+        source, loaded = _load(base, method, sizes)
     except UserError as error:
         raise UserError(f"cannot load the weights to adapt: {printable(error)}") from None
     digest = notes.get(peft.DIGEST)
@@ -224,12 +245,12 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
             "in another layout, write the path of those into base_model_name_or_path",
             base,
         )
+    licence = Licence(source.licence, source.licence_address).fields
     if stated:
-        model = _create_as_stored(stated.model, stated.keywords, given)
+        model = _create_as_stored(stated.model, stated.keywords | ({} if stated.licence else licence), given)
     else:
         changes = peft.adapted_fields(source, arrays)
-        names = ("preprocess", "class_names", "loss", "resample")
-        own = {name: getattr(source, name) for name in names}
+        own = {name: getattr(source, name) for name in model_description.DESCRIBED}
         keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
@@ -281,17 +302,17 @@ def _resized(model: Model, given: dict[str, Any]) -> Model:
     return dataclasses.replace(model, name=name, spec=spec)
 
 
-def _stated_resolution(model: Model) -> dict[str, Any]:
-    """Returns the resolution of the images that a model's pipe gives; nothing if the model cannot have it.
+def _stated_resolution(model: Model, pipe: str | None) -> dict[str, Any]:
+    """Returns the resolution of the images that the pipe of a model gives; nothing if the model cannot have it.
 
     If it is another than that of the model's positions, a line on standard error says so.
     """
-    size = published_config.output_size(model.preprocess) if model.preprocess else None
+    size = published_config.output_size(pipe) if pipe else None
     if size is None or size == model.image_size or any(side % model.spec.tile for side in size):
         return {}
     stated = model.with_fields(resolution=size)
     tell(
-        f"{model.name}: its preprocessing, {model.preprocess}, gives images of {_in_words(stated)}, which are taken; "
+        f"{model.name}: its preprocessing, {pipe}, gives images of {_in_words(stated)}, which are taken; "
         f"its positions are for {_in_words(model)}"
     )
     return {"resolution": size}

@@ -33,7 +33,7 @@ def take_model(config: ConfigDict) -> ConfigDict:
 
 def load_init(
     source: str, config: ConfigDict, program: Program, class_names: tuple[str, ...] | None
-) -> tuple[dict[str, Any], str, str]:
+) -> tuple[dict[str, Any], str, Model]:
     """Loads weights and adapts them to the model of a run.
 
     Args:
@@ -43,8 +43,7 @@ def load_init(
         class_names: the names of the classes of the run's data, or None.
 
     Returns:
-        Name of a parameter -> its value; a text that says what the weights are; and how the library of the weights
-        resamples positions, which `vit_jax.load` does with the exported model too.
+        Name of a parameter -> its value; a text that says what the weights are; and the model of the weights.
 
     Raises:
         UserError: the weights cannot be read, or do not suit the model.
@@ -62,9 +61,9 @@ def load_init(
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, method)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
-            return adapted, f"{shown}, head included", loaded.resample
+            return adapted, f"{shown}, head included", loaded
         left = "; its head, for masked patches, and its [mask] embedding are left out"
-        return adapted, shown + (left if loaded.field("head") == "patches" else ""), loaded.resample
+        return adapted, shown + (left if loaded.field("head") == "patches" else ""), loaded
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, errors_of, evals, interop, tree
+from vit_jax import UserError, data, errors_of, evals, interop, printable, tree
 from vit_jax.config import check_config
 from vit_jax.distributed import Supervisor, check_equal
 from vit_jax.inference import Inference
@@ -59,7 +59,9 @@ class Teacher:
     def describe(self) -> str:
         """Returns a line for the summary of a run."""
         model, weights = self.model, self.identity["weights"]
-        return f"Teacher: {self.source}, {model.name}, {tree.count(self.params):,} parameters, weights {weights}"
+        licence = f", licence {printable(model.licence, 200)}" if model.licence else ""
+        count = f"{tree.count(self.params):,} parameters"
+        return f"Teacher: {self.source}, {model.name}, {count}, weights {weights}{licence}"
 
 
 def load_teacher(config: ConfigDict) -> Teacher | None:

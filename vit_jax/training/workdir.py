@@ -93,7 +93,8 @@ class Workdir:
     def _load_weights(self, source: str, class_names: tuple[str, ...] | None) -> None:
         """Loads the weights to start from, and notes in the manifest what a resumed run has to know of them."""
         model = self._manifest["model"]
-        self._given, self._origin, model["resample"] = load_init(source, self._config, self._program, class_names)
+        self._given, self._origin, loaded = load_init(source, self._config, self._program, class_names)
+        model |= interop.inherited(loaded)
         if self._config.adapt.rank:  # the adapters that are exported name the weights to which they belong
             method = model["resample"] if self._config.resample == "auto" else self._config.resample
             address, digest = without_queries(source), interop.digest_weights(source)
@@ -139,7 +140,7 @@ class Workdir:
             self.start, self.evaluated = restored.step, restored.manifest["evaluated"]
             self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
-            self._manifest["model"]["resample"] = restored.manifest.get("model", {}).get("resample", "linear")
+            self._manifest["model"] |= interop.inherited(restored.manifest.get("model", {}))
             self._manifest |= {key: restored.manifest[key] for key in stored if key in restored.manifest}
             for line in self._warnings if jax.process_index() == 0 else ():
                 logging.getLogger(__name__).warning("%s", line)  # at once: what follows may fail
@@ -351,8 +352,8 @@ class GatheredArray:
 def describe_run(program: Program, info: data.DataInfo, teacher: Teacher | None) -> dict[str, Any]:
     """Returns what the manifests of a run's checkpoints say of its model, data and teacher.
 
-    A run that starts from weights adds to `model` how they were resampled and, if it trains adapters, `start`: which
-    weights they belong to. A resumed run takes both from the checkpoint.
+    A run that starts from weights adds to `model` how they were resampled and their licence and, if it trains adapters,
+    `start`: which weights they belong to. A resumed run takes both from the checkpoint.
     """
     manifest = {"model": interop.describe_model(program.model), "data": info.fingerprint, "sample": info.sample}
     return manifest | ({"teacher": {"source": without_queries(teacher.source)} | teacher.identity} if teacher else {})
