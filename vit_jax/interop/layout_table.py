@@ -11,6 +11,7 @@ from vit_jax.interop import (
     model_description,
     timm_bit,
     timm_config,
+    timm_eva,
     timm_vit,
     transformers_clip,
     transformers_config,
@@ -48,7 +49,7 @@ _ROWS = (
     Layout(
         name="timm",
         suffixes=(".safetensors",),
-        families=(timm_bit.FAMILY, timm_vit.FAMILY),
+        families=(timm_bit.FAMILY, timm_eva.DINOV3, timm_vit.FAMILY),
         read_config=timm_config.read_folder,
         read_name=timm_config.read_name,
         untold_error=timm_config.untold_error,

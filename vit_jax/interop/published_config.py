@@ -78,13 +78,13 @@ class Keys(NamedTuple):
 
         Args:
             content: the configuration.
-            more: further keys that are known.
+            more: further keys that are known, with any value.
 
         Raises:
             UserError: a key is unknown, or has a value that is not supported.
         """
         for key, value in content.items():
-            if key in self.supported and value is not None and value not in self.supported[key]:
+            if key in self.supported.keys() - more and value is not None and value not in self.supported[key]:
                 raise UserError(
                     f"{self.file} states {key} {printable(repr(value), 60)}, which vit_jax does not compute, but only "
                     f"{' or '.join(map(repr, self.supported[key])) or 'the default'}"

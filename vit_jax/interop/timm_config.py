@@ -139,9 +139,13 @@ def nearest_name(model: Model) -> str:
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
     kind, default = ("distilled", DISTILLED) if value("distilled_head") else (kind, PLAIN)
-    pattern = FORMS[kind].format(value("patch_size"))
-    sizes = tuple(map(value, ("num_heads", "width", "depth", "mlp_dim")))
-    side = max(model.image_size)
+    return nearest_of(model, FORMS[kind], default)
+
+
+def nearest_of(model: Model, pattern: str, default: str) -> str:
+    """Returns the name that fits a pattern, as in `FORMS`, with the sizes of a model and the nearest resolution."""
+    sizes = tuple(map(model.field, ("num_heads", "width", "depth", "mlp_dim")))
+    pattern, side = pattern.format(model.field("patch_size")), max(model.image_size)
     distances = {
         name: abs(one.resolution - side)
         for name, one in _read_table().items()
@@ -286,25 +290,13 @@ def describe_vit(name: str, model: Model) -> dict[str, str]:
     Raises:
         UserError: timm has no architecture like the model, or cannot state its preprocessing.
     """
-    value = model.field
-    height, width = model.image_size
-    swiglu = value("activation") == "swiglu"
-    pooling = {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")]
-    args: dict[str, Any] = {
-        "img_size": [height, width],
-        "patch_size": model.vit.stem.kernel_size,  # of a hybrid, in positions of the feature map
-        "embed_dim": value("width"),
-        "depth": value("depth"),
-        "num_heads": value("num_heads"),
+    value, swiglu = model.field, model.field("activation") == "swiglu"
+    args = size_arguments(model) | {
         # timm rounds the product down.
         "mlp_ratio": (value("mlp_dim") * (2 if swiglu else 1) + 0.5) / value("width"),
-        "class_token": value("pooling") == "token" or value("class_token") == "always",
-        "global_pool": pooling,
         "fc_norm": value("final_norm") == "pooled",
-        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "pos_embed": "none" if value("position") == "none" else "learn",
         "qk_norm": value("qk_norm"),
-        "init_values": value("layer_scale") or None,
     }
     if not value("distilled_head"):  # timm's class has the distillation token besides
         args["reg_tokens"] = value("registers")
@@ -316,7 +308,23 @@ def describe_vit(name: str, model: Model) -> dict[str, str]:
             size = f"ResNet stages {value('stages')} and stem_width {value('stem_width')}"
             raise UserError(f"timm has no hybrid with {size}; use --layout=ours")
         architecture = HYBRIDS[value("stages")]
-    return _files(model, architecture, pooling, args, value("width"))
+    return describe(model, architecture, args)
+
+
+def size_arguments(model: Model) -> dict[str, Any]:
+    """Returns the arguments that all ViTs of timm have in common."""
+    value = model.field
+    return {
+        "img_size": list(model.image_size),
+        "patch_size": model.vit.stem.kernel_size,  # of a hybrid, in positions of the feature map
+        "embed_dim": value("width"),
+        "depth": value("depth"),
+        "num_heads": value("num_heads"),
+        "class_token": bool(model.vit.class_rows),
+        "global_pool": {ours: theirs for theirs, ours in POOLINGS.items()}[value("pooling")],
+        "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
+        "init_values": value("layer_scale") or None,
+    }
 
 
 def describe_bit(name: str, model: Model) -> dict[str, str]:
@@ -328,16 +336,21 @@ def describe_bit(name: str, model: Model) -> dict[str, str]:
     name = models.model_name(model.values)  # the name of these sizes, which the model's own name may not be
     if name not in BITS:
         raise UserError(f"timm has no {name} of these sizes; its BiTs are {', '.join(BITS)}; use --layout=ours")
-    return _files(model, BITS[name], "avg", {}, model.field("width") * 32)
+    return describe(model, BITS[name], {})
 
 
-def _files(model: Model, architecture: str, pooling: str, args: dict[str, Any], features: int) -> dict[str, str]:
+def describe(model: Model, architecture: str, args: dict[str, Any]) -> dict[str, str]:
+    """Returns `config.json` -> its content, for a model that is the architecture with these arguments.
+
+    Raises:
+        UserError: timm cannot state its preprocessing.
+    """
     value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
         "num_classes": value("num_classes"),
-        "num_features": features,
-        "global_pool": pooling,
+        "num_features": value("width") if value("num_heads") else value("width") * 32,
+        "global_pool": args.get("global_pool", "avg"),
         "model_args": args,
         "pretrained_cfg": _pretrained_cfg(model),
         **loss_key(model),

@@ -1,0 +1,136 @@
+"""timm's Eva: the outputs of timm's own code at any resolution, the arrays of the file again, and clear refusals."""
+
+import contextlib
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import vit_jax
+from tests.conftest import ROOT
+from tests.interop.test_torch_layouts import arrays_of, infer
+from vit_jax import UserError, tree
+from vit_jax.interop import LAYOUTS
+from vit_jax.model import create, parameter_shapes
+
+PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
+NAMES = ("timm_dinov3", "timm_dinov3_plus")
+SQUARES = ((32, 32), (48, 48))
+PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
+DINOV3 = {
+    **{"position": "none", "rotary": "centred", "rotary_theta": 100.0, "qkv_bias": "none"},
+    **{"registers": 4, "layer_scale": 1e-5, "num_classes": 0},
+}
+SIZE_OF_7B = {"width": 4096, "depth": 40, "num_heads": 32, "mlp_dim": 8192, "activation": "swiglu"}
+# As timm 1.0.31 counts its architectures of these sizes.
+COUNTS = [
+    ("ViT-Ti/16", DINOV3 | {"qkv_bias": "query_value"}, 5_489_664),
+    ("ViT/16", DINOV3 | SIZE_OF_7B, 6_716_030_976),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "parameters"), COUNTS)
+def test_parameter_counts(name, fields, parameters):
+    assert tree.count(parameter_shapes(create(name, **fields))) == parameters
+
+
+@pytest.mark.parametrize("size", [(24, 40), *(pytest.param(size, marks=pytest.mark.slow) for size in SQUARES)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_at_any_resolution_are_those_of_timm(name, size):
+    """At the native one, at a larger one, and at one that is not square."""
+    model, params = vit_jax.load(PARITY / name, resolution=size)
+    model = model.with_fields(**PLAIN_IMAGES)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, images)
+    stored = np.load(PARITY / f"{name}.io.npz")
+    for what, found in (("logits", logits), ("tokens", out["tokens"])):
+        expected = stored["{}/{}x{}".format(what, *size)]
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), what
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_and_its_model_come_back(name, tmp_path):
+    """From a folder, and from a bare file, which states its model in its header."""
+    model, params = vit_jax.load(PARITY / name)
+    arrays = safetensors.numpy.load_file(PARITY / name / "model.safetensors")
+    for path, file in ((tmp_path / "x", tmp_path / "x" / "model.safetensors"), (tmp_path / "y.safetensors",) * 2):
+        vit_jax.save(path, model, params, layout="timm")
+        written = safetensors.numpy.load_file(file)
+        assert written.keys() == arrays.keys()
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(written[key], array, err_msg=key)
+        assert vit_jax.load(path)[0].fields == model.fields
+
+
+def copied(name, folder, **arguments):
+    """A copy of a fixture with other arguments in its configuration."""
+    shutil.copytree(PARITY / name, folder)
+    content = json.loads((folder / "config.json").read_text())
+    content["model_args"] |= arguments
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_read_without_the_header(name, tmp_path):
+    """`config.json` states the model to timm, and to us."""
+    model, params = vit_jax.load(PARITY / name)
+    vit_jax.save(tmp_path, model, params, layout="timm")
+    arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    assert vit_jax.load(tmp_path)[0].fields == model.fields
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("timm_dinov3", {"rope_type": "mixed"}, "rope_type in its configuration is 'mixed', but vit_jax reads such"),
+        ("timm_dinov3", {"rope_rotate_half": False}, "rope_rotate_half in its configuration is False"),
+        ("timm_dinov3", {"use_post_norm": True}, "use_post_norm in its configuration is True"),
+        ("timm_dinov3", {"num_kv_heads": 1}, "model_args states num_kv_heads, which vit_jax does not know"),
+        ("timm_dinov3", {"rope_temperature": "hot"}, "rope_temperature in its configuration must be a number"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name, arguments, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        vit_jax.load(copied(name, tmp_path / "model", **arguments))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"layer_scale": 0.0}, "layer_scale 0 in a DINOv3"),
+        ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-06"),
+        ({"activation": "gelu_tanh"}, "activation gelu_tanh"),
+    ],
+)
+def test_what_timm_does_not_compute_is_not_written(fields, sentence):
+    sizes = {"width": 24, "depth": 1, "mlp_dim": 48, "num_heads": 3, "resolution": 32, "num_classes": 3}
+    model = create("ViT/8", **DINOV3 | sizes | {"activation": "gelu", "norm_epsilon": 1e-5} | fields)
+    with pytest.raises(UserError, match=sentence):
+        LAYOUTS["timm"].choose_family(model.spec)
+
+
+def test_a_model_of_a_published_size_gets_the_name_of_its_architecture():
+    known = {"resolution": 256, "activation": "gelu", "norm_epsilon": 1e-5, "depth": 12}
+    for bias, name in (("none", "vit_small_patch16_dinov3"), ("query_value", "vit_small_patch16_dinov3_qkvb")):
+        model = create("ViT-S/16", **DINOV3 | known | {"qkv_bias": bias})
+        written = LAYOUTS["timm"].choose_family(model.spec).config("x", model)["config.json"]
+        assert json.loads(written)["architecture"] == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
+    """Each array in turn absent, without its first dimension, without any, or without elements; or it does not matter."""
+    arrays = arrays_of(name)
+    for key, array in arrays.items():
+        for wrong in (array[0], np.float32(0).reshape(()), array[:0]):
+            with contextlib.suppress(UserError):
+                infer(arrays | {key: wrong})
+        with contextlib.suppress(UserError):
+            infer({other: array for other, array in arrays.items() if other != key})
