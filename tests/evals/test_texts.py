@@ -131,15 +131,18 @@ def test_scores_are_of_images_with_a_label_among_all_texts(tmp_path):
 
 
 def test_what_an_evaluation_is_of_includes_the_contents_of_the_file(quick, tmp_path):
-    config = quick
-    identities = []
+    """Of `evaluate --json`, and of the score by which a run ranks its checkpoints."""
+    with quick.unlocked():
+        quick.evals.words = evaluation(tmp_path / "words.npz")
+        quick.evals.words.preprocess = quick.evals.test.preprocess
+    found = []
     for scale in (20.0, 30.0, 30.0):
-        with config.unlocked():
-            config.evals.words = evaluation(write_texts(tmp_path / "words.npz", logit_scale=scale))
-        identities.append(data.identify_evals(config)["words"])
-        (tmp_path / "words.npz").rename(tmp_path / "old.npz")
-    assert identities[0] != identities[1] == identities[2]
-    assert "texts" not in data.identify_evals(config)["words"]  # the file is no longer there
+        write_texts(tmp_path / "words.npz", logit_scale=scale)
+        found.append((data.identify_evals(quick)["words"], data.complete_config(quick)[1].evals["words"]))
+    for one, other, again in zip(*found, strict=True):
+        assert one != other == again and one["split"] == other["split"]
+    (tmp_path / "words.npz").unlink()
+    assert "texts" not in data.identify_evals(quick)["words"]
 
 
 # What is refused.
