@@ -62,6 +62,15 @@ def test_maps_of_the_class_token_or_the_mean_patch():
             np.testing.assert_allclose(without[..., row, column], mean, atol=1e-7)
 
 
+def test_maps_leave_out_registers():
+    """The seven tokens as a class token, two registers and four patches."""
+    with_token = np.asarray(measure.query_maps(single(WEIGHTS), (2, 2), class_token=True))
+    without = np.asarray(measure.query_maps(single(WEIGHTS), (2, 2), class_token=False))
+    flat = (*WEIGHTS.shape[:-2], 4)
+    np.testing.assert_allclose(with_token.reshape(flat), WEIGHTS[..., 0, 3:], atol=1e-7)
+    np.testing.assert_allclose(without.reshape(flat), WEIGHTS[..., 3:, 3:].mean(axis=-2), atol=1e-7)
+
+
 def test_distance():
     found = np.asarray(measure.attention_distance(single(WEIGHTS), GRID, PATCH))
     expected = np.zeros(WEIGHTS.shape[:3])
