@@ -71,7 +71,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A model in transformers' layout, as a folder."""
-    model = create("ViT-mu/16", num_classes=2, activation="gelu", resolution=32, class_names=["cat", "dog"])
+    model = create(
+        "ViT-mu/16", num_classes=2, activation="gelu", resolution=32, class_names=["cat", "dog"], licence="mit"
+    )
     shapes = parameter_shapes(model)
     params = jax.tree.map(lambda leaf: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32), shapes)
     folder = tmp_path_factory.mktemp("hub") / "model"
@@ -102,7 +104,7 @@ def server(written, tmp_path, monkeypatch):
 
 def test_a_checkpoint_of_the_hub_loads_and_is_downloaded_once(server, written):
     model, params = vit_jax.load("hf-hub:owner/name")
-    assert model.spec == written[0].spec and model.class_names == ("cat", "dog")
+    assert model.spec == written[0].spec and model.class_names == ("cat", "dog") and model.licence == "mit"
     assert model.preprocess == "torch_resize((32,32),'bicubic')|value_range(-1,1)"
     assert params["embed"]["kernel"].shape == (16, 16, 3, 32)
     assert not [path for path in server.asked if "pytorch_model.bin" in path]

@@ -114,10 +114,10 @@ def test_a_run_starts_from_the_positions_of_the_file(tmp_path, capsys, quick):
     model = create(parts.model.name, **fields | {"preprocess": "resize(8)|value_range(-1,1)"})
     params = model.init(jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))
     vit_jax.save(tmp_path / "x.npz", model, params)
-    adapted, _, method = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)
+    adapted, _, loaded = initial_weights.load_init(str(tmp_path / "x.npz"), config, parts, None)
     assert "positions resampled from 32x32 to 24x24 pixels (bicubic_no_antialias)" in capsys.readouterr().err
     expected = models.resample_positions(
         params["position"], (8, 8), (6, 6), model.spec.class_rows, "bicubic_no_antialias"
     )
     np.testing.assert_array_equal(adapted["position"], expected)
-    assert method == "bicubic_no_antialias"  # the exported model's, too
+    assert loaded.resample == "bicubic_no_antialias"  # the exported model's, too

@@ -189,7 +189,8 @@ def header_changed(folder, layout, number, key, value):
 
 def config_changed(folder, layout, inner, key, value):
     files = dict(folder_files(layout))
-    name = sorted(files.keys() - {"model.safetensors"})[inner % (len(files) - 1)]
+    names = sorted(name for name in files if name.endswith(".json"))
+    name = names[inner % len(names)]
     config = json.loads(files[name])
     place = config["pretrained_cfg"] if inner > 5 and "pretrained_cfg" in config else config
     place[sorted(place)[key % len(place)]] = value

@@ -148,9 +148,9 @@ def suggest_name(name: str) -> str:
     """Returns a hint for a name that no published checkpoint has: the names nearest to it."""
     folded = {known.lower().removeprefix(TIMM): known.removeprefix(TIMM) for known in _entries()}
     asked = name.lower().removeprefix(TIMM)
-    near = [known for known in folded if known.startswith((f"{asked}-", f"{asked}."))]
-    near = near or difflib.get_close_matches(asked, folded, n=3)
-    shown = " or ".join(repr(folded[one]) for one in near[:3])
+    same = [known for known in folded if known == asked or known.startswith((f"{asked}-", f"{asked}."))]
+    near = same[:1] or difflib.get_close_matches(asked, folded, n=3)
+    shown = " or ".join(repr(folded[one]) for one in near)
     return f"did you mean {shown}?" if near else "vit_jax.list_models() lists the published ones"
 
 

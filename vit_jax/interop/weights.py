@@ -148,10 +148,10 @@ def save(
     is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
     is_described = target.is_folder or (target.layout == "ours" and not is_noted)
     texts = chosen.choose_family(model.spec).config(target.file.name, model) if is_described else {}
-    texts |= _card(target.file.with_name(CARD), model, target.layout) if target.is_folder else {}
     notes = model_description.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.prepare(texts)
+        texts |= _card(target.file.with_name(CARD), model, target.layout) if target.is_folder else {}
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
         for name, text in texts.items():
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
