@@ -10,6 +10,7 @@ ROOT_ONLY = {"stem": "resnet", "stages": (), "stem_epsilons": "timm", "resolutio
 # Name of the base -> (layout, model, fields). A model differs from its base in some of the values in `VALUES`.
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm ViT": ("timm", "ViT/8", SMALL),
+    "timm CLIP": ("timm", "ViT/8", SMALL | {"pre_norm": True, "embed_bias": False, "norm_epsilon": 1e-5}),
     "timm hybrid": ("timm", "ViT/16", SMALL | ROOT_ONLY),
     "timm BiT": ("timm", "BiT-R50x1", {"resolution": 32, "num_classes": 5}),
     "huggingface ViT": ("huggingface", "ViT/8", SMALL),

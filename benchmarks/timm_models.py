@@ -11,7 +11,7 @@ import csv
 import sys
 from pathlib import Path
 
-ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "SiLU": "swiglu"}
+ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "swiglu"}
 COLUMNS = ("architecture", "num_heads", "activation", "norm_epsilon", "width", "depth", "mlp_dim", "resolution")
 
 

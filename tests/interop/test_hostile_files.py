@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ from tests.conftest import ROOT
 from vit_jax import UserError, tree
 
 NAMES = ("google_vit_in21k_tanh", "google_hybrid_stem_only", "big_vision_gap_scan", "big_vision_map")
-FILES = {name: (ROOT / "tests" / "fixtures" / "parity" / f"{name}.npz").read_bytes() for name in NAMES}
+PARITY = ROOT / "tests" / "fixtures" / "parity"
+FILES = {name: (PARITY / f"{name}.npz").read_bytes() for name in NAMES}
 # One unit of a BiT, as released.
 UNIT = {"a": (1, 1, 32, 32), "b": (3, 3, 32, 32), "c": (1, 1, 32, 128), "a/proj": (1, 1, 32, 128)}
 SHAPES_OF_BIT = {"root_block/standardized_conv2d/kernel": (7, 7, 3, 32), "head/conv2d/kernel": (1, 1, 128, 3)}
@@ -33,6 +35,19 @@ def bit_file():
 
 
 FILES["bit"] = bit_file()
+
+
+def npz_of_torch(name):
+    """The arrays of a folder of timm or transformers."""
+    stream = io.BytesIO()
+    np.savez(stream, **safetensors.numpy.load_file(PARITY / name / "model.safetensors"))
+    return stream.getvalue()
+
+
+# Folders, whose configuration stays beside the changed arrays.
+FOLDERS = ("timm_clip", "timm_naflex", "hf_clip", "hf_dinov3", "hf_siglip", "hf_siglip2_naflex")
+CONFIGS = {name: (PARITY / name / "config.json").read_text() for name in FOLDERS}
+FILES |= {name: npz_of_torch(name) for name in FOLDERS}
 ARRAYS = {name: dict(np.load(io.BytesIO(content))) for name, content in FILES.items()}
 
 # A range of bytes: its start as a share of the file, its length, and its replacement.
@@ -63,8 +78,12 @@ JSON = st.recursive(
 )
 
 
-def outcome(path: Path) -> str:
-    """Loads a file; it is loaded cleanly or refused in one line."""
+def outcome(path: Path, name: str = "") -> str:
+    """Loads a file, beside the configuration of the fixture NAME; it is loaded cleanly or refused in one line."""
+    config = path.with_name("config.json")
+    config.unlink(missing_ok=True)
+    if name in CONFIGS:
+        config.write_text(CONFIGS[name])
     before = sorted(path.parent.iterdir())
     try:
         model, params = vit_jax.load(path)
@@ -84,7 +103,7 @@ def bytes_changed(folder, name, cuts):
         start = int(share * len(content))
         content = content[:start] + new + content[start + length :]
     (folder / "x.npz").write_bytes(content)
-    outcome(folder / "x.npz")
+    outcome(folder / "x.npz", name)
 
 
 def arrays_changed(folder, name, changes, compressed):
@@ -107,7 +126,7 @@ def arrays_changed(folder, name, changes, compressed):
             header = {"descr": said["dtype"], "fortran_order": False, "shape": said["shape"]}
             np.lib.format.write_array_header_1_0(stream, header)
             file.writestr(f"{key}.npy", stream.getvalue() + array.tobytes())
-    outcome(folder / "x.npz")
+    outcome(folder / "x.npz", name)
 
 
 @functools.cache
@@ -115,7 +134,7 @@ def saved():
     """A file in our own layout and its description."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.npz"
-        vit_jax.save(path, *vit_jax.load(ROOT / "tests" / "fixtures" / "parity" / "google_hybrid_stem_only.npz"))
+        vit_jax.save(path, *vit_jax.load(PARITY / "google_hybrid_stem_only.npz"))
         return path.read_bytes(), path.with_suffix(".json").read_text()
 
 

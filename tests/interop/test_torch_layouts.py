@@ -297,7 +297,7 @@ def test_what_is_wrong_with_a_file_is_said():
     wrong = arrays | {"norm_post.weight": arrays["norm.weight"], "norm.bias": arrays["norm.bias"][:5]}
     with pytest.raises(UserError, match=r"unexpected norm_post\.weight; norm\.bias is \[5\], not \[24\]"):
         read(wrong)
-    with pytest.raises(UserError, match=r"normalised before the first block \(norm_pre\), as in CLIP"):
+    with pytest.raises(UserError, match=r"missing norm_pre\.bias"):
         read(arrays | {"norm_pre.weight": arrays["norm.weight"]})
     with pytest.raises(UserError, match=r"arrays are missing: blocks\.0\.mlp\.fc2\.weight"):
         read({name: array for name, array in arrays.items() if name != "blocks.0.mlp.fc2.weight"})
@@ -334,6 +334,7 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
         ("timm", {"position": "sincos2d"}, "timm layout does not support position embeddings of type sincos2d"),
         ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "class token and mean pooled together, norm_epsilon"),
         ("timm", {"pre_norm": True}, "timm layout does not support pre_norm True; use"),
+        ("timm", {"projection": 8}, "timm layout does not support projection 8, a classifier after a projection"),
         ("timm", {"rotary": "axial"}, "rotary positions; use --layout=ours"),
         (
             "timm",
@@ -342,7 +343,7 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
         ),
         ("huggingface", {"qk_norm": True}, "huggingface layout does not support qk_norm True"),
         ("huggingface", {"pre_norm": True}, "huggingface layout does not support pre_norm True"),
-        ("huggingface", {"pooling": "gap"}, "does not support pooling gap"),
+        ("huggingface", {"pooling": "gap", "num_classes": 0}, "does not support a mean without a classifier"),
         ("huggingface", TWO_HEADS | {"registers": 2}, "huggingface layout does not support registers 2; use"),
         ("huggingface", {"pre_logits": True}, "a tanh layer before a classifier"),
         (

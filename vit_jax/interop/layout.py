@@ -105,6 +105,8 @@ class Family:
         name: the name of the family. For transformers it is the model_type in config.json.
         spec: the type of the models' specs.
         marks: the patterns of names by which a file is recognised: each matches an array at least.
+        dimensions: how many dimensions the array of the first mark has, where only this tells the family from a later
+            one. None: any.
         prefixes: the pattern of the prefixes that a file may have. Of several before the first mark, the longest is
             taken.
         names: the names of the arrays, in the form that `fields` and `table` take.
@@ -129,7 +131,7 @@ class Family:
         position_rows: takes the spec of a ViT. Returns how many rows of the position table in a file precede those of
             the patches.
         zeros: takes the spec of a model. Returns name -> shape of arrays that its library expects although no model
-            needs them.
+            needs them. In a file that is read, they may be missing or zero.
         is_written: whether files get these names; if not, they are only read.
         prefix: the prefix in files that are written.
         bare_prefix: the prefix in those of a model without classes; None: the same.
@@ -141,6 +143,7 @@ class Family:
     name: str
     spec: Any
     marks: tuple[str, ...]
+    dimensions: int | None = None
     prefixes: str = ""
     names: Any = None
     classifiers: tuple[str, ...] = ()
@@ -164,16 +167,17 @@ class Family:
     resample: str = "linear"
     config: Callable[[str, Model], dict[str, str]] = lambda name, model: {}
 
-    def find_prefix(self, names: Mapping[str, Any]) -> str | None:
-        """Returns the prefix of the names in a file; None: these are not the names of the family."""
+    def find_prefix(self, arrays: Mapping[str, Any]) -> str | None:
+        """Returns the prefix of the names of a file's arrays; None: these are not the names of the family."""
         if not self.marks:
             return ""
         first, *others = self.marks
-        starts = (re.fullmatch(f"({self.prefixes}){first}", name) for name in names)
-        prefix = max((match[1] for match in starts if match), key=len, default=None)
-        if prefix is None:
+        starts = (re.fullmatch(f"({self.prefixes}){first}", name) for name in arrays)
+        found = max((match for match in starts if match), key=lambda match: len(match[1]), default=None)
+        if found is None or self.dimensions not in (None, len(arrays[found[0]].shape)):
             return None
-        own = [name.removeprefix(prefix) for name in names]
+        prefix = found[1]
+        own = [name.removeprefix(prefix) for name in arrays]
         return prefix if all(any(re.fullmatch(mark, name) for name in own) for mark in others) else None
 
     def written_prefix(self, spec: ModelSpec | BitSpec) -> str:
@@ -421,6 +425,15 @@ def _comparable(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in unknown}
 
 
+def is_zero(arrays: Archive, name: str, shape: tuple[int, ...]) -> bool:
+    """Returns whether an array of weights is there that has this shape and contains nothing but zeros."""
+    if name not in arrays or arrays[name].shape != shape or not arrays[name].is_weights:
+        return False
+    values: np.ndarray = np.empty(shape, np.float32)
+    arrays.read_array(name, values)
+    return not values.any()
+
+
 def read_file(file: WeightsFile, spec: ModelSpec | BitSpec, shapes: Shapes) -> dict[str, np.ndarray]:
     """Returns our name -> parameter of a model; `shapes` are the shapes of the parameters.
 
@@ -428,6 +441,8 @@ def read_file(file: WeightsFile, spec: ModelSpec | BitSpec, shapes: Shapes) -> d
         UserError: names every array that is missing, unexpected, or of another shape or type.
     """
     _, family, arrays = file
+    zeros = {name for name, shape in family.zeros(spec).items() if is_zero(arrays, name, shape)}
+    arrays = RenamedArchive(arrays, lambda name: None if name in zeros else name, arrays.name_in_file)
     table: ParameterTable = {name: Leaf(name) for name in shapes}
     if family.table:
         table = family.table(spec, family.names)

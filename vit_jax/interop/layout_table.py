@@ -49,7 +49,7 @@ _ROWS = (
     Layout(
         name="timm",
         suffixes=(".safetensors",),
-        families=(timm_bit.FAMILY, timm_eva.DINOV3, timm_vit.FAMILY),
+        families=(timm_bit.FAMILY, timm_vit.NAFLEX, timm_eva.DINOV3, timm_vit.CLIP, timm_vit.FAMILY),
         read_config=timm_config.read_folder,
         read_name=timm_config.read_name,
         untold_error=timm_config.untold_error,
@@ -60,6 +60,7 @@ _ROWS = (
         families=(
             transformers_dinov3.DINOV3,
             transformers_clip.CLIP,
+            transformers_families.SIGLIP2,
             transformers_families.SIGLIP,
             transformers_families.IN_MEMORY["dinov2_with_registers"],
             transformers_families.DINOV2_WITH_REGISTERS,

@@ -50,12 +50,13 @@ HYBRIDS = {
 }
 BITS = {f"BiT-R{size}": f"resnetv2_{size}_bit" for size in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")}
 GATED = "vit_giant_patch14_dinov2"  # has the MLP of SwiGLU, which `model_args` cannot state
-PLAIN, DISTILLED = "vit_base_patch16_224", "deit_base_distilled_patch16_224"
-FORMS = {  # what `model_args` cannot change -> pattern of the names; {0}: the patch size
-    "plain": r"vit_[a-z]+_patch{0}_\d+",
-    "layer_scale": r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2",
-    "distilled": r"deit_[a-z]+_distilled_patch{0}_\d+",
-    "map": r"vit_\w+_patch{0}_siglip_\d+",
+# What `model_args` cannot change -> (pattern of the names, {0}: the patch size; the name for any other sizes)
+FORMS = {
+    "plain": (r"vit_[a-z]+_patch{0}_\d+", "vit_base_patch16_224"),
+    "layer_scale": (r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2", "vit_base_patch16_224"),
+    "distilled": (r"deit_[a-z]+_distilled_patch{0}_\d+", "deit_base_distilled_patch16_224"),
+    "map": (r"vit_\w+_patch{0}_siglip_\d+", "vit_base_patch16_224"),
+    "clip": (r"vit_[a-z]+_patch{0}_clip_\d+", "vit_base_patch16_clip_224"),
 }
 
 # Every key that timm publishes: read, without effect, or with few values.
@@ -75,7 +76,7 @@ ARGUMENT_KEYS = Keys(
     "model_args",
     split_keys(
         """img_size dynamic_img_size strict_img_size patch_size global_pool embed_dim depth num_heads act_layer
-        reg_tokens"""
+        reg_tokens pre_norm"""
     ),
     split_keys(
         """num_classes mlp_ratio init_values class_token no_embed_class fc_norm qk_norm weight_init fix_init
@@ -89,7 +90,6 @@ ARGUMENT_KEYS = Keys(
         "scale_attn_norm": (False,),
         "scale_mlp_norm": (False,),
         "pos_embed": ("learn", "none", ""),
-        "pre_norm": (False,),
         "final_norm": (True,),
         "pool_include_prefix": (False,),
         "dynamic_img_pad": (False,),
@@ -131,15 +131,15 @@ def find_architecture(name: str) -> Architecture | None:
 
 
 def nearest_name(model: Model) -> str:
-    """Returns the name of an architecture with the sizes of a ViT; `PLAIN` or `DISTILLED` if none has these sizes.
+    """Returns the name of an architecture with the sizes of a ViT; another of its form if none has these sizes.
 
     Of several architectures, the one with the nearest resolution is chosen. The model differs from the architecture
     only in what timm's `model_args` can state.
     """
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
-    kind, default = ("distilled", DISTILLED) if value("distilled_head") else (kind, PLAIN)
-    return nearest_of(model, FORMS[kind], default)
+    kind = "clip" if value("pre_norm") else "distilled" if value("distilled_head") else kind
+    return nearest_of(model, *FORMS[kind])
 
 
 def nearest_of(model: Model, pattern: str, default: str) -> str:
@@ -246,6 +246,7 @@ def untold_error(untold: Sequence[str], fields: Mapping[str, Any]) -> UserError:
 def _read_sizes(content: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Returns our field -> (key, value), for what a configuration states although the arrays tell it too."""
     keys = {"width": "embed_dim", "depth": "depth", "patch_size": "patch_size", "registers": "reg_tokens"}
+    keys |= {"pre_norm": "pre_norm"}
     sizes = {name: (key, args[key]) for name, key in keys.items() if args.get(key) is not None}
     if isinstance(args.get("patch_size"), list) and len(set(args["patch_size"])) == 1:
         sizes["patch_size"] = "patch_size", args["patch_size"][0]
@@ -348,7 +349,7 @@ def describe(model: Model, architecture: str, args: dict[str, Any]) -> dict[str,
     value = model.field
     config: dict[str, Any] = {
         "architecture": architecture,
-        "num_classes": value("num_classes"),
+        "num_classes": _outputs(model),
         "num_features": value("width") if value("num_heads") else value("width") * 32,
         "global_pool": args.get("global_pool", "avg"),
         "model_args": args,
@@ -378,10 +379,15 @@ def _pretrained_cfg(model: Model) -> dict[str, Any]:
         "crop_mode": "squash" if squash else "center",
         "mean": mean,
         "std": std,
-        "num_classes": model.field("num_classes"),
+        "num_classes": _outputs(model),
         "first_conv": FIRST[model.field("stem")],
         "classifier": _classifier(model),
     }
+
+
+def _outputs(model: Model) -> int:
+    """Returns the number of outputs of timm's classifier, as which timm has the projection of a CLIP."""
+    return model.field("num_classes") or model.field("projection") or 0  # a BiT has no projection
 
 
 def _classifier(model: Model) -> str | list[str]:

@@ -1,16 +1,26 @@
-"""The layout of timm's VisionTransformer, with its hybrids and DeiT's second head.
+"""The layouts of timm's VisionTransformer: with its hybrids and DeiT's second head, and the image towers of CLIP.
 
 Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
 vision_transformer_hybrid.py. Source of older names: facebookresearch/deit and dinov2.
 """
 
+import dataclasses
+import functools
 import math
 from typing import Any
 
 from vit_jax import UserError
 from vit_jax.interop import timm_bit, timm_config, torch_tables
 from vit_jax.interop.archives import Archive
-from vit_jax.interop.layout import Family, ParameterTable, Size, convolutions, count_units, required_defaults
+from vit_jax.interop.layout import (
+    Family,
+    ParameterTable,
+    Size,
+    convolutions,
+    count_units,
+    is_zero,
+    required_defaults,
+)
 from vit_jax.interop.torch_tables import MapNames, Names
 from vit_jax.model import Model
 from vit_jax.models import ModelSpec, resnet_stride
@@ -33,6 +43,8 @@ NAMES = Names(
     map_head=MapNames("attn_pool.", probe="latent", projections=("q.", "kv.", "kv."), out="proj.", norm="norm."),
     pre_logits="pre_logits.fc.",
     heads={"head": "head."},
+    pre_norm="norm_pre.",
+    projection="head.",  # timm has CLIP's projection as a classifier
 )
 BACKBONE = "patch_embed.backbone."
 # Of VisionTransformerDistilled.
@@ -62,7 +74,8 @@ STATED = (
 )
 
 # The values of every timm model whose file does not say otherwise: nn.GELU, and LayerNorm's epsilon.
-DEFAULTS = {"activation": "gelu", "norm_epsilon": 1e-6}
+EPSILON, CLIP_EPSILON = 1e-6, 1e-5
+DEFAULTS = {"activation": "gelu", "norm_epsilon": EPSILON}
 
 
 def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
@@ -75,11 +88,6 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
         UserError: an array is missing that determines a field, the positions fit no image size, or a distillation token
             has no head.
     """
-    if "norm_pre.weight" in arrays:
-        raise UserError(
-            "its tokens are normalised before the first block (norm_pre), as in CLIP, whose files vit_jax reads only "
-            "as transformers writes them"
-        )
     if TWO_HEADS.registers in arrays:
         names = TWO_HEADS
         if f"{names.heads['distilled_head']}weight" not in arrays:
@@ -100,6 +108,19 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
     return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)
 
 
+def infer_clip(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
+    """Returns the fields of a CLIP, as `infer_fields`.
+
+    timm has CLIP's projection as a classifier, whose bias is then zero. A bias of other values is that of a model with
+    classes.
+    """
+    fields = infer_fields(arrays, names, given, stated) | {"pre_norm": True, "norm_epsilon": CLIP_EPSILON}
+    bias = f"{names.projection}bias"
+    if bias not in arrays or is_zero(arrays, bias, (fields["num_classes"],)):
+        fields |= {"num_classes": 0, "projection": fields["num_classes"]}
+    return fields
+
+
 def _stem_fields(arrays: Archive) -> dict[str, Any]:
     """Returns the fields of a hybrid's ResNet; an empty dict for other models."""
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in arrays]
@@ -112,8 +133,8 @@ def _stem_fields(arrays: Archive) -> dict[str, Any]:
     return fields | {"patch_size": size * resnet_stride(stages)}
 
 
-def unsupported(spec: ModelSpec) -> dict[str, bool]:
-    """Returns feature that timm's model does not compute -> whether this model has it."""
+def unsupported(spec: ModelSpec, norm_epsilon: float) -> dict[str, bool]:
+    """Returns feature that timm's model, with this epsilon, does not compute -> whether this model has it."""
     value = Model("", spec).field
     return {
         f"position embeddings of type {spec.position.kind}": spec.position.kind not in ("learned", "none"),
@@ -123,11 +144,11 @@ def unsupported(spec: ModelSpec) -> dict[str, bool]:
         "a head of patches": spec.head.kind == "patches",
         "class token and mean pooled together": spec.head.pooling == "token_gap",
         "a tanh layer (pre_logits)": spec.head.pre_logits,
-        f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != DEFAULTS["norm_epsilon"],
-        "patches projected without a bias": not spec.stem.bias,
+        f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != norm_epsilon,
         "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
         "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
         "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
+        "a classifier after a projection": bool(spec.head.projection and spec.head.num_classes),
     } | {
         f"{name} {value(name)} with a second head": spec.head.distilled and value(name) not in computed
         for name, computed in DISTILLED.items()
@@ -161,10 +182,42 @@ FAMILY = Family(
     fields=infer_fields,
     untold=("num_heads",),
     table=parameter_table,
-    requires=required_defaults(STATED),
-    unsupported=unsupported,
+    requires=required_defaults(STATED) | {"embed_bias": (True,)},
+    unsupported=functools.partial(unsupported, norm_epsilon=EPSILON),
     # timm's class token has a position only if all tokens have one.
     position_rows=lambda spec: spec.position_rows if spec.position_rows == spec.prefix_rows else 0,
     resample="bicubic",
     config=timm_config.describe_vit,
+)
+NAFLEX = dataclasses.replace(  # of SigLIP 2, whose positions are resampled as in big_vision
+    FAMILY,
+    name="NaFlexVit",
+    marks=(r"embeds\.proj\.weight", r"attn_pool\.latent"),
+    names=NAMES._replace(
+        patches="embeds.proj.",
+        cls="embeds.cls_token",
+        registers="embeds.reg_token",
+        position="embeds.pos_embed",
+        flat_patches=True,
+        position_grid=True,
+    ),
+    own_keys=frozenset({"pos_embed_grid_size"}),
+    resample="flexi",
+    is_written=False,
+)
+CLIP = dataclasses.replace(
+    FAMILY,
+    name="CLIP",
+    marks=(*FAMILY.marks, r"norm_pre\.weight"),
+    fields=infer_clip,
+    requires=required_defaults((*STATED, "pre_norm", "projection"))
+    | {
+        "pre_norm": (True,),
+        "embed_bias": (False,),
+        "stem": ("patches",),
+        "distilled_head": (False,),
+        "activation": timm_config.ACTIVATIONS,
+    },
+    unsupported=functools.partial(unsupported, norm_epsilon=CLIP_EPSILON),
+    zeros=lambda spec: {f"{NAMES.projection}bias": (spec.head.projection,)} if spec.head.projection else {},
 )

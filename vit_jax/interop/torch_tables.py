@@ -1,5 +1,6 @@
 """The ViTs in files of PyTorch's libraries: the names of their arrays, the table, and the fields that they tell."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -54,6 +55,9 @@ class Names(NamedTuple):
     projection: str = ""
     # Of query, key and value, where not all have a bias and it is not named as usual.
     biases: tuple[str, str, str] | None = None
+    # Whether patches are projected by a linear layer, with their channels last; and whether the positions are a grid.
+    flat_patches: bool = False
+    position_grid: bool = False
     # Whether queries and keys are rotated in pairs of channel i and i + head_dim / 2, not of neighbours as ours.
     rotates_halves: bool = False
 
@@ -114,7 +118,8 @@ def norm_leaves(ours: str, theirs: str) -> ParameterTable:
 
 def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     """Returns our name -> the arrays that the parameter consists of, for all parameters of a ViT but its ResNet's."""
-    table: ParameterTable = {"embed/kernel": Leaf(f"{names.patches}weight", arrange=convolution)}
+    arrange = merging_linear if names.flat_patches else convolution
+    table: ParameterTable = {"embed/kernel": Leaf(f"{names.patches}weight", arrange=arrange)}
     if spec.stem.bias:
         table["embed/bias"] = Leaf(f"{names.patches}bias")
     if spec.class_rows:
@@ -122,7 +127,8 @@ def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     if spec.prefix.registers:
         table["registers"] = Leaf(names.registers, ones=1)
     if spec.position.kind == "learned":
-        table["position"] = Leaf(names.position, ones=names.position_ones)
+        as_grid = (lambda rows: rows.reshape(*spec.grid, -1, copy=False)) if names.position_grid else None
+        table["position"] = Leaf(names.position, ones=names.position_ones, arrange=as_grid)
     if spec.stem.pre_norm:
         table |= norm_leaves("encoder/pre_norm", names.pre_norm)
     blocks = [f"{names.blocks}{index}." for index in range(spec.depth)]
@@ -204,13 +210,14 @@ def infer_fields(arrays: Archive, names: Names, always: tuple[str, ...] = ()) ->
     (widened, *_), narrowed = names.gated if gated else names.dense
     projection, widened, narrowed = f"{names.patches}weight", f"{first}{widened}weight", f"{first}{narrowed}weight"
     arrays.check_present([projection, widened, narrowed, *always])
-    patches, widening, narrowing = arrays.shape_of(projection, 4), arrays.shape_of(widened), arrays.shape_of(narrowed)
+    patches = arrays.shape_of(projection, 2 if names.flat_patches else 4)
+    widening, narrowing = arrays.shape_of(widened), arrays.shape_of(narrowed)
     mlp_dim, head, pre_logits = narrowing[1], f"{names.heads['head']}weight", f"{names.pre_logits}weight"
     fields: dict[str, Any] = {
         "width": patches[0],
         "depth": len(matches(arrays, rf"{re.escape(names.blocks)}(\d+)\.")),
         "mlp_dim": mlp_dim,
-        "patch_size": patches[2],
+        "patch_size": max(1, math.isqrt(patches[1] // 3)) if names.flat_patches else patches[2],
         "embed_bias": f"{names.patches}bias" in arrays,
         "registers": arrays.shape_of(names.registers)[-2] if names.registers in arrays else 0,
         "layer_scale": LAYER_SCALE if first + names.layer_scales[0] in arrays else 0.0,
@@ -250,6 +257,13 @@ def infer_positions(
     if names.position not in arrays:
         default = max(1, 224 // patch_size) * patch_size
         return {"position": "none", "resolution": given or stated or (default, default)}
+    if names.position_grid:
+        _, height, width, _ = arrays.shape_of(names.position, 4)
+        return {
+            "position": "learned",
+            "position_rows": "patches",
+            "resolution": (height * patch_size, width * patch_size),
+        }
     rows, class_tokens = arrays.shape_of(names.position)[-2], int(names.cls in arrays)
     kinds = {"all": class_tokens + fields["registers"], "patches": 0, "class": class_tokens}
     for kind, size in image_sizes(rows, kinds, patch_size, (stated, None, given)):

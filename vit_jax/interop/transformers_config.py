@@ -1,7 +1,7 @@
 """transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
 Keys: huggingface/transformers 4 and 5.24, configuration_utils.py, and configuration_*.py and image_processing_*.py of
-models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,clip}.
+models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,siglip2,clip}.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ from vit_jax import UserError, printable
 from vit_jax.interop.layout import Family
 from vit_jax.interop.published_config import (
     CONFIG_FILE,
+    LOSS_KEY,
     PILLOW_FILTERS,
     Keys,
     Preparation,
@@ -42,7 +43,7 @@ ACTIVATIONS = {
 # SwiGLU has a key of its own.
 WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "swiglu": "gelu"}
 # model_type of an image and a text model -> that of its image encoder, where an older configuration does not state it
-TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model"}
 # Our field -> its key, for what arrays tell too
 SIZES = {
     "width": "hidden_size",
@@ -67,9 +68,9 @@ KEYS = Keys(
     split_keys(
         """architectures transformers_version dtype torch_dtype text_config projection_dim initializer_factor
         initializer_range logit_scale_init_value hidden_dropout_prob attention_probs_dropout_prob attention_dropout
-        dropout drop_path_rate layerscale_value pooler_output_size encoder_stride use_mask_token num_labels label2id
-        out_features out_indices stage_names apply_layernorm reshape_hidden_states output_hidden_states
-        output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss use_cache
+        dropout drop_path_rate layerscale_value vision_use_head pooler_output_size encoder_stride use_mask_token
+        num_labels label2id out_features out_indices stage_names apply_layernorm reshape_hidden_states
+        output_hidden_states output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss use_cache
         chunk_size_feed_forward tie_word_embeddings tie_encoder_decoder tokenizer_class prefix finetuning_task
         task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
         cross_attention_hidden_size gradient_checkpointing max_length min_length do_sample early_stopping num_beams
@@ -82,7 +83,6 @@ KEYS = Keys(
         "num_channels": (3,),
         "qkv_bias": (True,),
         "pooler_act": ("tanh",),
-        "vision_use_head": (True,),
         "pruned_heads": ({},),
         "is_encoder_decoder": (False,),
         "is_decoder": (False,),
@@ -232,6 +232,7 @@ def describe(
     model_type: str,
     classes: Sequence[str],
     own_keys: Callable[[Model], dict[str, Any]] = lambda model: {},
+    whole: str = "",
 ) -> dict[str, str]:
     """Returns name -> content of both files.
 
@@ -241,6 +242,7 @@ def describe(
         model_type: the name of its family.
         classes: the classes of the family: without a classifier, with one, with a second one.
         own_keys: returns the keys that only this family has.
+        whole: the model_type of the image and text model whose configuration one with a classifier has, if it has.
 
     Raises:
         UserError: they cannot state the model or its preprocessing.
@@ -267,6 +269,9 @@ def describe(
     if value("pre_logits"):
         config["pooler_output_size"] = value("representation_size") or value("width")
     config |= own_keys(model)
+    if count and whole:
+        outer = ("architectures", "dtype", LOSS_KEY)
+        config = {key: config.pop(key) for key in outer} | {"model_type": whole, "vision_config": config}
     if count:
         names = model.class_names or [f"LABEL_{index}" for index in range(count)]
         config["id2label"] = {str(index): name for index, name in enumerate(names)}

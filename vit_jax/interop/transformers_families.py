@@ -1,10 +1,11 @@
-"""The layouts of transformers' vision models: ViT, DeiT, Dinov2 (with and without registers), Siglip's vision tower.
+"""The layouts of transformers' vision models: ViT, DeiT, Dinov2 (with and without registers), Siglip's vision towers.
 
 A file has either the bare model or a model with a classifier; a DeiT may have two classifiers. What no array states
 (heads, epsilon, activation) is in `config.json` beside the file.
 
-Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip}. Since version 5
-some models in memory (`state_dict`) have other names than in the files of `save_pretrained`: conversion_mapping.py.
+Source of the names: huggingface/transformers, models/{vit,deit,dinov2,dinov2_with_registers,siglip,siglip2}. Since
+version 5 some models in memory (`state_dict`) have other names than in the files of `save_pretrained`:
+conversion_mapping.py.
 """
 
 import dataclasses
@@ -85,8 +86,15 @@ def infer_fields(
     """
     names = names._replace(heads=CLASSIFIERS[f"{CLASSIFIERS[True]['distilled_head']}weight" in arrays])
     fields = torch_tables.infer_fields(arrays, names, always=(names.position, f"{names.patches}bias"))
-    fields["pooling"] = "map" if names.cls not in arrays else classified if fields["num_classes"] else "token"
+    fields["pooling"] = classified if fields["num_classes"] else "token"
     return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)
+
+
+def infer_siglip(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
+    """Returns the fields that follow from the arrays, as `infer_fields`; a classifier reads the mean of the tokens."""
+    fields = infer_fields(arrays, names, given, stated, classified="gap")
+    probe = names.map_head.prefix + names.map_head.probe
+    return fields | {"pooling": "map" if probe in arrays and not fields["num_classes"] else "gap"}
 
 
 def parameter_table(spec: ModelSpec, names: Names) -> ParameterTable:
@@ -108,6 +116,18 @@ def _square_unsupported(spec: ModelSpec, model_type: str) -> dict[str, bool]:
         "a head of patches": spec.head.kind == "patches",
         f"images of {height}x{width} pixels in a {model_type}": height != width,
     }
+
+
+def _siglip_unsupported(spec: ModelSpec) -> dict[str, bool]:
+    classes, pooling = bool(spec.head.num_classes), spec.head.pooling
+    return {
+        "attention pooling with a classifier": classes and pooling == "map",
+        "a mean without a classifier": not classes and pooling == "gap",
+    } | _square_unsupported(spec, "siglip_vision_model")
+
+
+def _siglip_keys(model: Model) -> dict[str, Any]:
+    return {} if model.field("pooling") == "map" else {"vision_use_head": False}
 
 
 def _dinov2_unsupported(spec: ModelSpec, model_type: str) -> dict[str, bool]:
@@ -218,16 +238,29 @@ SIGLIP = dataclasses.replace(
     name="siglip_vision_model",
     marks=(r"embeddings\.patch_embedding\.weight",),
     names=SIGLIP_NAMES,
+    ignored_beside_classifier=r"head\..*",
+    fields=infer_siglip,
     defaults={"norm_epsilon": 1e-6, "activation": "gelu_tanh"},
-    requires=PLAIN | {"pooling": ("map",), "registers": (0,), "pre_logits": (False,), "num_classes": (0,)},
-    unsupported=functools.partial(_square_unsupported, model_type="siglip_vision_model"),
+    requires=PLAIN | {"pooling": ("map", "gap"), "registers": (0,), "pre_logits": (False,)},
+    unsupported=_siglip_unsupported,
     prefix="vision_model.",
     bare_prefix="vision_model.",
     config=functools.partial(
         transformers_config.describe,
         model_type="siglip_vision_model",
         classes=("SiglipVisionModel", "SiglipForImageClassification"),
+        own_keys=_siglip_keys,
+        whole="siglip",
     ),
+)
+SIGLIP2 = dataclasses.replace(  # NaFlex: images of any size
+    SIGLIP,
+    name="siglip2_vision_model",
+    dimensions=2,
+    names=SIGLIP_NAMES._replace(flat_patches=True),
+    own_keys=frozenset({"num_patches"}),
+    resample="flexi",
+    is_written=False,
 )
 
 
