@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "swiglu"}
-COLUMNS = ("architecture", "num_heads", "activation", "norm_epsilon", "width", "depth", "mlp_dim", "resolution")
+COLUMNS = ("architecture", "num_heads", "activation", "norm_epsilon")
+COLUMNS += ("width", "depth", "mlp_dim", "resolution", "rotary_grid")
 
 
 def read_architecture(name):
@@ -25,7 +26,8 @@ def read_architecture(name):
     block = model.blocks[0]
     sizes = (model.embed_dim, len(model.blocks), block.mlp.fc2.in_features, model.default_cfg["input_size"][1])
     activation = ACTIVATIONS[type(block.mlp.act).__name__]
-    return (name, block.attn.num_heads, activation, block.norm1.eps, *sizes)
+    rotary_grid = (getattr(getattr(model, "rope", None), "ref_feat_shape", None) or [0])[0]
+    return (name, block.attn.num_heads, activation, block.norm1.eps, *sizes, rotary_grid)
 
 
 def main(argv):

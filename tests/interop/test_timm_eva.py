@@ -17,7 +17,7 @@ from vit_jax.interop import LAYOUTS
 from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
-NAMES = ("timm_dinov3", "timm_dinov3_plus")
+NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva_giant", "timm_eva02_tiny", "timm_eva02_base")
 SQUARES = ((32, 32), (48, 48))
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {
@@ -25,10 +25,18 @@ DINOV3 = {
     **{"registers": 4, "layer_scale": 1e-5, "num_classes": 0},
 }
 SIZE_OF_7B = {"width": 4096, "depth": 40, "num_heads": 32, "mlp_dim": 8192, "activation": "swiglu"}
+EVA02 = {
+    **{"activation": "swiglu", "rotary": "axial", "rotary_grid": 16, "qkv_bias": "query_value"},
+    **{"pooling": "gap", "final_norm": "pooled", "class_token": "always", "num_classes": 0},
+}
 # As timm 1.0.31 counts its architectures of these sizes.
 COUNTS = [
     ("ViT-Ti/16", DINOV3 | {"qkv_bias": "query_value"}, 5_489_664),
     ("ViT/16", DINOV3 | SIZE_OF_7B, 6_716_030_976),
+    ("ViT-Ti/14", EVA02 | {"mlp_dim": 512}, 5_502_144),
+    pytest.param("ViT-S/14", EVA02 | {"mlp_dim": 1024}, 21_621_120, marks=pytest.mark.slow),
+    pytest.param("ViT-B/14", EVA02 | {"mlp_dim": 2048, "mlp_norm": True}, 85_758_720, marks=pytest.mark.slow),
+    ("ViT-L/14", EVA02 | {"mlp_dim": 2730, "mlp_norm": True}, 303_268_800),
 ]
 
 
@@ -56,7 +64,7 @@ def test_outputs_at_any_resolution_are_those_of_timm(name, size):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_and_its_model_come_back(name, tmp_path):
     """From a folder, and from a bare file, which states its model in its header."""
-    model, params = vit_jax.load(PARITY / name)
+    model, params = vit_jax.load(PARITY / name, resolution=32)
     arrays = safetensors.numpy.load_file(PARITY / name / "model.safetensors")
     for path, file in ((tmp_path / "x", tmp_path / "x" / "model.safetensors"), (tmp_path / "y.safetensors",) * 2):
         vit_jax.save(path, model, params, layout="timm")
@@ -89,10 +97,13 @@ def test_what_is_written_is_read_without_the_header(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [
-        ("timm_dinov3", {"rope_type": "mixed"}, "rope_type in its configuration is 'mixed', but vit_jax reads such"),
+        ("timm_dinov3", {"rope_type": "mixed"}, "rope_type in its configuration is 'mixed', not 'dinov3'"),
         ("timm_dinov3", {"rope_rotate_half": False}, "rope_rotate_half in its configuration is False"),
         ("timm_dinov3", {"use_post_norm": True}, "use_post_norm in its configuration is True"),
         ("timm_dinov3", {"num_kv_heads": 1}, "model_args states num_kv_heads, which vit_jax does not know"),
+        ("timm_eva02_tiny", {"rope_grid_offset": 1.0}, "rope_grid_offset in its configuration is 1.0"),
+        ("timm_eva02_tiny", {"ref_feat_shape": [16, 12]}, "ref_feat_shape in its configuration must be a square"),
+        ("timm_eva02_tiny", {"ref_feat_shape": []}, "ref_feat_shape in its configuration must be a square"),
         ("timm_dinov3", {"rope_temperature": "hot"}, "rope_temperature in its configuration must be a number"),
     ],
 )
@@ -126,7 +137,7 @@ def test_a_model_of_a_published_size_gets_the_name_of_its_architecture():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
-    """Each array in turn absent, without its first dimension, without any, or without elements; or it does not matter."""
+    """Each array in turn absent, without its first dimension, without any, or empty; or it does not matter."""
     arrays = arrays_of(name)
     for key, array in arrays.items():
         for wrong in (array[0], np.float32(0).reshape(()), array[:0]):

@@ -11,7 +11,6 @@ import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT
 from tests.interop.test_layouts import FOLDERS
 from vit_jax import UserError, models, tree
 from vit_jax.interop import LAYOUTS
@@ -372,23 +371,6 @@ def test_a_field_that_timm_does_not_know_is_refused():
     layout = dataclasses.replace(LAYOUTS["timm"], families=(family,))
     with pytest.raises(UserError, match="the timm layout does not support qk_norm True; use --layout=ours"):
         write_file(layout, {}, create("ViT-mu/8", resolution=32, qk_norm=True).spec)
-
-
-@pytest.mark.slow
-def test_rotary_positions_and_swiglu_are_those_of_eva02():
-    """timm 1.0.31's `eva02_tiny_patch14_224` with a block of width 24 for 2x3 patches, of random weights, in float32.
-
-    Its keys have no bias; the other names are those of the VisionTransformer.
-    """
-    stored = np.load(ROOT / "tests" / "fixtures" / "eva02.npz")
-    arrays = {name.removeprefix("w/"): stored[name] for name in stored if name.startswith("w/")}
-    query, value = (arrays.pop(f"blocks.0.attn.{part}_bias") for part in "qv")
-    arrays["blocks.0.attn.qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
-    fields = infer(arrays, (28, 42))
-    model = create("ViT/14", **fields | {"num_heads": 3, "rotary": "axial", "rotary_grid": 16})
-    params = read_file(opened(arrays), model.spec, shapes_of(model))
-    logits = outputs_of(model, tree.unflatten(params), stored["images"])["logits"]
-    assert abs(logits - stored["logits"]).max() < 1e-5 * abs(stored["logits"]).max()
 
 
 @pytest.mark.parametrize("name", [*HERE, pytest.param("timm_bit", marks=pytest.mark.slow)])

@@ -30,6 +30,7 @@ ALL = {
     "qk_norm": True,
     "qkv_bias": "query_value",
     "activation": "swiglu",
+    "mlp_norm": True,
     "norm_epsilon": 1e-3,
     "layer_scale": 0.5,
     "pooling": "token_gap",
@@ -102,7 +103,7 @@ def evaluate(params, image, grid, registers=3):
             norm(x, p["norm2"]) @ p["mlp"]["dense1_gated"]["kernel"][:, part] + p["mlp"]["dense1_gated"]["bias"][part]
             for part in range(2)
         )
-        hidden = a * scipy.special.expit(a) * b
+        hidden = norm(a * scipy.special.expit(a) * b, p["mlp"]["hidden_norm"])
         x = x + p["layer_scale2"] * (hidden @ p["mlp"]["dense2"]["kernel"] + p["mlp"]["dense2"]["bias"])
     pooled = norm(np.concatenate([x[0], x[1 + registers :].mean(0)]), params["pooled_norm"])
     return pooled @ params["projection"]["kernel"] @ params["head"]["kernel"] + params["head"]["bias"]

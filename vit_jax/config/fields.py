@@ -367,6 +367,8 @@ _ROWS = (
     Field("model.activation", "gelu_tanh",
           "of the MLPs: gelu_tanh (as published), gelu (exact), quick_gelu (OpenAI's CLIP) or swiglu (gated)",
           since="0.2", synonyms="act_layer hidden_act act use_swiglu_ffn"),
+    Field("model.mlp_norm", False, "whether a LayerNorm of an MLP's hidden channels precedes its last layer (EVA-02)",
+          since="0.2", synonyms="scale_mlp scale_mlp_norm ffn_ln"),
     Field("model.norm_epsilon", 1e-6, "epsilon of every LayerNorm",
           since="0.2", synonyms="layer_norm_eps layer_norm_epsilon norm_eps ln_eps"),
     Field("model.layer_scale", 0.0, "LayerScale: initial factor of each channel of a residual branch; 0: no factors",

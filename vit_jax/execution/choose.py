@@ -196,11 +196,11 @@ def allows_fused_mlp(spec: ModelSpec) -> bool:
     """Returns whether one TPU kernel computes the branch of an MLP with its residual.
 
     The branch then has nothing but LayerNorm, dense layers and the approximate GELU: no dropout, no stochastic depth,
-    no LayerScale.
+    no LayerScale, no norm of the hidden channels.
     """
     block = spec.block
-    dropped = block.dropout_rate or block.stochastic_depth
-    return block.activation == "gelu_tanh" and block.kind == "standard" and not (block.layer_scale or dropped)
+    more = block.layer_scale or block.mlp_norm or block.dropout_rate or block.stochastic_depth
+    return block.activation == "gelu_tanh" and block.kind == "standard" and not more
 
 
 def count_rows(device_kind: str, spec: ModelSpec, images: int) -> int:

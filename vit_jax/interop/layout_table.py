@@ -49,7 +49,15 @@ _ROWS = (
     Layout(
         name="timm",
         suffixes=(".safetensors",),
-        families=(timm_bit.FAMILY, timm_vit.NAFLEX, timm_eva.DINOV3, timm_vit.CLIP, timm_vit.FAMILY),
+        families=(
+            timm_bit.FAMILY,
+            timm_vit.NAFLEX,
+            timm_eva.DINOV3,
+            timm_eva.EVA02,
+            timm_eva.EVA,
+            timm_vit.CLIP,
+            timm_vit.FAMILY,
+        ),
         read_config=timm_config.read_folder,
         read_name=timm_config.read_name,
         untold_error=timm_config.untold_error,

@@ -118,11 +118,13 @@ class Architecture(NamedTuple):
     depth: int
     mlp_dim: int
     resolution: int
+    rotary_grid: int
 
     @property
     def unseen_fields(self) -> dict[str, Any]:
         """The fields that no array of a file tells."""
-        return {name: getattr(self, name) for name in ("num_heads", "activation", "norm_epsilon")}
+        grid = {"rotary_grid": self.rotary_grid} if self.rotary_grid else {}
+        return {name: getattr(self, name) for name in ("num_heads", "activation", "norm_epsilon")} | grid
 
 
 def find_architecture(name: str) -> Architecture | None:

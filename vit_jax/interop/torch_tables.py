@@ -53,6 +53,7 @@ class Names(NamedTuple):
     cls_ones: int = 2
     pre_norm: str = ""
     projection: str = ""
+    mlp_norm: str = ""
     # Of query, key and value, where not all have a bias and it is not named as usual.
     biases: tuple[str, str, str] | None = None
     # Whether patches are projected by a linear layer, with their channels last; and whether the positions are a grid.
@@ -158,6 +159,8 @@ def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
         table |= {f"layer_scale{number}": Leaf(name) for number, name in enumerate(names.layer_scales, 1)}
     gated = spec.block.activation == "swiglu"
     widening, narrowing = names.gated if gated else names.dense
+    if spec.block.mlp_norm:
+        table |= norm_leaves("mlp/hidden_norm", names.mlp_norm)
     table |= dense_leaves("mlp/dense1_gated" if gated else "mlp/dense1", *widening)
     return table | dense_leaves("mlp/dense2", narrowing)
 

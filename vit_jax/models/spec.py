@@ -217,6 +217,7 @@ class BlockSpec:
     kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
     norm_epsilon: float = row("model.norm_epsilon")
     activation: Activation = row("model.activation")
+    mlp_norm: bool = row("model.mlp_norm")
     layer_scale: float = row("model.layer_scale")
     dropout_rate: float = row("model.dropout_rate")
     stochastic_depth: float = row("model.stochastic_depth")

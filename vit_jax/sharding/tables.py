@@ -61,6 +61,7 @@ PARAMETER_DIMENSIONS = {
     "relative_heads": ("heads", "offsets", "head_dim"),
     r"(pre_|pooled_)?norm(\d|_proj|_qkv|_out)?/(scale|bias)": ("width",),
     "(query|key)_norm/(scale|bias)": ("head_dim",),
+    "hidden_norm/(scale|bias)": ("mlp",),
     r"layer_scale\d": ("width",),
     "qkv/kernel": ("width", "qkv", "heads", "head_dim"),
     "qkv/bias": ("qkv", "heads", "head_dim"),
