@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -25,7 +25,9 @@ from vit_jax.models import (
     RESAMPLINGS,
     AttentionKind,
     BiT,
+    FeatureMaps,
     ModelSpec,
+    Place,
     PlainOps,
     Spec,
     ViT,
@@ -34,8 +36,10 @@ from vit_jax.models import (
     field_words,
     flatten_spec,
     image_size,
+    list_places,
     named_fields,
     replace_fields,
+    take_maps,
 )
 
 LOSSES = ("softmax", "sigmoid")
@@ -190,6 +194,7 @@ class Model:
                 `attention`: float32 weights [depth, batch, heads, tokens, tokens], only if captured. An Axial-ViT has
                     twice as many heads here: first those along rows, then those along columns.
                 `head_logits`: [batch, 2, classes], only with distilled_head. The logits are the mean of these two.
+                A hybrid also has those of its ResNet, as a BiT.
                 A BiT has `root`, `stage1`, `stage2`, ..., the output of each [batch, rows, columns, channels];
                 `tokens` [batch, positions, channels]; and their mean over the positions, `pre_logits`.
 
@@ -206,6 +211,38 @@ class Model:
         network = NETWORKS[self.spec.family](self.spec, ops or DeviceOps(spec=self.spec))
         more = {} if masked is None else {"masked": jnp.asarray(masked)}
         return network.apply({"params": params}, jnp.asarray(images), tuple(capture), **more, rngs=rngs)
+
+    def feature_maps(
+        self,
+        params: dict[str, Any],
+        images: Float[Array | np.ndarray, "batch height width 3"],
+        blocks: int | Sequence[Place] = 1,
+        norm: bool = True,
+        dropout_key: Array | None = None,
+    ) -> FeatureMaps:
+        """Returns the outputs of chosen blocks as maps, the class token and the registers apart.
+
+        Inside `jax.jit`, nothing else is kept, and no block after the last chosen one of a ViT is computed: the blocks
+        are compiled one by one, even if the spec has `scan`.
+
+        Args:
+            params: parameters in the layout of `init`.
+            images: values in [-1, 1], of any height and width that the patches divide.
+            blocks: the number of last blocks, or the blocks in any order: from 0, or from -1 backwards. The numbers of
+                a BiT are those of its stages. A BiT and a hybrid also have the words `root` (after its pooling),
+                `stage1`, `stage2`, ....
+            norm: whether the norm after the last block is applied to the tokens of every chosen block. With
+                final_norm=pooled there is none before the pooling, so that tokens stay as they are. A pre-activation
+                BiT has a norm with a ReLU, which is applied to its last stage alone.
+            dropout_key: as for `apply`.
+
+        Raises:
+            UserError: the images do not fit the model, or it has no such block.
+        """
+        places = list_places(self.spec, blocks)
+        unrolled = self.with_fields(scan=False) if isinstance(self.spec, ModelSpec) else self
+        _, out = unrolled.apply(params, images, dropout_key)
+        return take_maps(self.spec, DeviceOps(spec=self.spec), params, out, places, images.shape[1:3], norm)
 
 
 def parameter_shapes(model: Model, image_size: tuple[int, int] | None = None) -> dict[str, Any]:

@@ -22,6 +22,10 @@ from .depth import count_blocks as count_blocks
 from .depth import is_before_blocks as is_before_blocks
 from .depth import is_head as is_head
 from .depth import is_stacked as is_stacked
+from .feature_maps import FeatureMaps as FeatureMaps
+from .feature_maps import Place as Place
+from .feature_maps import list_places as list_places
+from .feature_maps import take_maps as take_maps
 from .flat_keywords import field_words as field_words
 from .flat_keywords import flatten_spec as flatten_spec
 from .flat_keywords import image_size as image_size

@@ -193,11 +193,18 @@ class ResNet(nn.Module):
     epsilons: str = "released"  # of EPSILONS
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> StridedMap:
-        """Returns the last stage's output, or the root's if there is none, in the dtype of `x`."""
+    def __call__(self, x: FeatureMap) -> tuple[StridedMap, dict[str, Array]]:
+        """Returns the last stage's output, or the root's if there is none, in the dtype of `x`.
+
+        Returns:
+            x: this output.
+            out: that of the root and of each stage: `root`, `stage1`, `stage2`, ....
+        """
         epsilons = EPSILONS[self.epsilons]
         unit = functools.partial(Unit, epsilons=epsilons)
         x = Root(self.width, epsilons, name="root")(x)
+        out = {"root": x}
         for stage, units in enumerate(self.stages):
-            x = Stage(units, self.width * 2**stage, 2 if stage else 1, unit, name=f"stage{stage + 1}")(x)
-        return x
+            name = f"stage{stage + 1}"
+            x = out[name] = Stage(units, self.width * 2**stage, 2 if stage else 1, unit, name=name)(x)
+        return x, out

@@ -34,17 +34,21 @@ def normalise(spec: ModelSpec, images: Images) -> Images:
     return images.astype(jnp.float32) * scale + shift
 
 
-def pixel_stem(spec: ModelSpec, images: Images) -> StridedMap:
+# What a stem returns: what is cut into patches, and its intermediates by name.
+Stem: TypeAlias = tuple[StridedMap, dict[str, Array]]
+
+
+def pixel_stem(spec: ModelSpec, images: Images) -> Stem:
     """Returns the images, whose patches become the tokens."""
-    return images
+    return images, {}
 
 
-def resnet_stem(spec: ModelSpec, images: Images) -> StridedMap:
+def resnet_stem(spec: ModelSpec, images: Images) -> Stem:
     """Returns the feature map of a ResNet, whose patches become the tokens of a hybrid (section 3.1)."""
     return ResNet(spec.stem.stages, spec.stem.width, spec.stem.epsilons, name="stem")(images.astype(spec.dtype))
 
 
-STEMS: dict[StemKind, Callable[[ModelSpec, Images], StridedMap]] = {"patches": pixel_stem, "resnet": resnet_stem}
+STEMS: dict[StemKind, Callable[[ModelSpec, Images], Stem]] = {"patches": pixel_stem, "resnet": resnet_stem}
 
 
 class Embed(nn.Module):
@@ -80,7 +84,8 @@ class ViT(nn.Module):
         spec = self._sized_spec(images)
         ops = self.ops.for_images(spec, images.shape[0])
         # Equation 1: z = [x_class; x_1 E; x_2 E; ...] + E_pos. E has a bias; registers may follow the class token.
-        patches, kernel, bias = Embed(spec, name="embed")(STEMS[spec.stem.kind](spec, normalise(spec, images)))
+        x, stages = STEMS[spec.stem.kind](spec, normalise(spec, images))
+        patches, kernel, bias = Embed(spec, name="embed")(x)
         replaced = self._replaced(masked) if spec.head.kind == "patches" else None
         added = jnp.broadcast_to(bias, (math.prod(spec.grid), spec.width))
         added = jnp.concatenate([*self._learned_tokens(), added])
@@ -90,7 +95,7 @@ class ViT(nn.Module):
         z = ops.embed(patches, kernel, added, replaced, functools.partial(dropout, self))
         # Equations 2 and 3 in each block; equation 4: y = LN(z)[0], or another pooling.
         tokens, out = Encoder(spec, ops, name="encoder")(z, capture)
-        return self._classify(tokens, out, ops)
+        return self._classify(tokens, stages | out, ops)
 
     def _sized_spec(self, images: Images) -> ModelSpec:
         """Returns the spec with the resolution of the images.
