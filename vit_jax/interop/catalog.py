@@ -183,6 +183,6 @@ def read_entries(path: Path) -> dict[str, CatalogEntry]:
 
 def _parse_entry(row: dict[str, str]) -> CatalogEntry:
     accuracy = float(row["accuracy"]) if row["accuracy"] else None
-    numbers = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
+    numbers: dict[str, Any] = {"resolution": int(row["resolution"]), "head": int(row["head"]), "accuracy": accuracy}
     numbers |= {name: tuple(map(float, row[name].split())) for name in ("image_mean", "image_std")}
     return CatalogEntry(**(row | numbers | {"flexi": row["flexi"] == "yes"}))  # type: ignore[arg-type]

@@ -70,7 +70,8 @@ KEYS = Keys(
         initializer_range logit_scale_init_value hidden_dropout_prob attention_probs_dropout_prob attention_dropout
         dropout drop_path_rate layerscale_value vision_use_head pooler_output_size encoder_stride use_mask_token
         num_labels label2id out_features out_indices stage_names apply_layernorm reshape_hidden_states
-        output_hidden_states output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss use_cache
+        output_hidden_states output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss
+        use_cache
         chunk_size_feed_forward tie_word_embeddings tie_encoder_decoder tokenizer_class prefix finetuning_task
         task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
         cross_attention_hidden_size gradient_checkpointing max_length min_length do_sample early_stopping num_beams
