@@ -17,7 +17,8 @@ from vit_jax.interop import LAYOUTS
 from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
-NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva_giant", "timm_eva02_tiny", "timm_eva02_base")
+NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva02_tiny", "timm_eva02_base", "timm_eva_giant")
+NAMES += ("timm_pe", "timm_pe_giant")
 SQUARES = ((32, 32), (48, 48))
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {
@@ -29,7 +30,12 @@ EVA02 = {
     **{"activation": "swiglu", "rotary": "axial", "rotary_grid": 16, "qkv_bias": "query_value"},
     **{"pooling": "gap", "final_norm": "pooled", "class_token": "always", "num_classes": 0},
 }
-# As timm 1.0.31 counts its architectures of these sizes.
+PE = {
+    **{"activation": "gelu", "rotary": "axial_xy", "rotary_grid": 24, "pre_norm": True, "embed_bias": False},
+    **{"pooling": "map", "map_heads": 8, "map_prefix": True, "class_token": "always", "num_classes": 1024},
+}
+SIZE_OF_PE_G = {"width": 1536, "depth": 50, "num_heads": 16, "mlp_dim": 8960, "map_mlp_dim": 6144, "num_classes": 1280}
+# As timm 1.0.31 counts its architectures of these sizes; it has the projection of the Perception Encoder as a head.
 COUNTS = [
     ("ViT-Ti/16", DINOV3 | {"qkv_bias": "query_value"}, 5_489_664),
     ("ViT/16", DINOV3 | SIZE_OF_7B, 6_716_030_976),
@@ -37,6 +43,10 @@ COUNTS = [
     pytest.param("ViT-S/14", EVA02 | {"mlp_dim": 1024}, 21_621_120, marks=pytest.mark.slow),
     pytest.param("ViT-B/14", EVA02 | {"mlp_dim": 2048, "mlp_norm": True}, 85_758_720, marks=pytest.mark.slow),
     ("ViT-L/14", EVA02 | {"mlp_dim": 2730, "mlp_norm": True}, 303_268_800),
+    ("ViT-Ti/16", PE | {"resolution": 384, "num_classes": 512}, 6_141_056),
+    pytest.param("ViT-B/16", PE, 93_673_984, marks=pytest.mark.slow),
+    pytest.param("ViT-L/14", PE | {"resolution": 336}, 317_152_256, marks=pytest.mark.slow),
+    ("ViT/14", PE | SIZE_OF_PE_G | {"resolution": 448, "class_token": "auto"}, 1_882_033_920),
 ]
 
 
@@ -104,6 +114,8 @@ def test_what_is_written_is_read_without_the_header(name, tmp_path):
         ("timm_eva02_tiny", {"rope_grid_offset": 1.0}, "rope_grid_offset in its configuration is 1.0"),
         ("timm_eva02_tiny", {"ref_feat_shape": [16, 12]}, "ref_feat_shape in its configuration must be a square"),
         ("timm_eva02_tiny", {"ref_feat_shape": []}, "ref_feat_shape in its configuration must be a square"),
+        ("timm_pe", {"rope_grid_indexing": "ij"}, "rope_grid_indexing in its configuration is 'ij', not 'xy'"),
+        ("timm_pe", {"attn_pool_num_heads": 5}, "width 24 is not divisible by map_heads 5"),
         ("timm_dinov3", {"rope_temperature": "hot"}, "rope_temperature in its configuration must be a number"),
     ],
 )

@@ -162,6 +162,40 @@ def test_centred_rotation_is_that_of_places_in_the_image():
         np.testing.assert_allclose(angles, expected, atol=1e-12)
 
 
+def test_axial_xy_is_by_column_and_row_counted_from_one():
+    """timm's formula, evaluated patch by patch; the class token stays at (0, 0)."""
+    spec = tiny(rotary="axial_xy", rotary_grid=6, resolution=(32, 24)).spec
+    found, quarter = ROTARIES["axial_xy"](spec), spec.head_dim // 4
+    assert not found[:1].any()
+    for (row, column), angles in zip(np.ndindex(4, 3), found[1:], strict=True):
+        places = (column + 1) / 3 * 6, (row + 1) / 4 * 6
+        expected = [place / 10_000 ** (pair / quarter) for place in places for pair in range(quarter)]
+        np.testing.assert_allclose(angles, expected, atol=1e-12)
+
+
+def test_attention_pooling_with_sizes_of_its_own_is_the_direct_evaluation():
+    """With four heads beside the blocks' two, 24 hidden channels, and class token and register among its tokens."""
+    fields = {"pooling": "map", "map_heads": 4, "map_mlp_dim": 24, "map_prefix": True, "num_classes": 0}
+    model = tiny(depth=1, class_token="always", registers=1, activation="gelu", **fields)
+    params = params_of(model)
+    pooled, out = apply(model, params, images_of())
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["map_head"])
+    assert p["mlp"]["dense1"]["kernel"].shape == (32, 24)
+    attention = p["attention"]
+    for tokens, found in zip(np.asarray(out["tokens"], np.float64), pooled, strict=True):
+        key, value = (
+            np.einsum("td,dhc->htc", tokens, attention[name]["kernel"]) + attention[name]["bias"][:, None]
+            for name in ("key", "value")
+        )
+        query = np.einsum("d,dhc->hc", p["probe"], attention["query"]["kernel"]) + attention["query"]["bias"]
+        assert key.shape == (4, 1 + 1 + 16, 8)
+        weights = scipy.special.softmax(np.einsum("hc,htc->ht", query, key) / np.sqrt(8), -1)
+        x = np.einsum("ht,htc,hcd->d", weights, value, attention["out"]["kernel"]) + attention["out"]["bias"]
+        hidden = norm(x, p["norm"], 1e-6) @ p["mlp"]["dense1"]["kernel"] + p["mlp"]["dense1"]["bias"]
+        expected = x + (hidden * scipy.special.ndtr(hidden)) @ p["mlp"]["dense2"]["kernel"] + p["mlp"]["dense2"]["bias"]
+        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
 def test_quick_gelu():
     x = np.linspace(-4, 4, 9)
     found = ACTIVATIONS["quick_gelu"].activate(PlainOps(), jnp.asarray(x, jnp.float32))
@@ -286,7 +320,9 @@ def test_training_on_8_devices_is_that_on_one(tiny):
         ({"norm_epsilon": 0}, "norm_epsilon must be above 0"),
         ({"layer_scale": -1.0}, "layer_scale must be 0 or more"),
         ({"activation": "gelutanh"}, "unknown activation 'gelutanh'; did you mean 'gelu_tanh'"),
-        ({"rotary_grid": 16}, "rotary_grid=16 must be 0 or more, and 0 without rotary='axial'"),
+        ({"rotary_grid": 16}, "rotary_grid=16 must be 0 or more, and 0 without rotary='axial' or 'axial_xy'"),
+        ({"map_heads": 4}, "map_heads, map_mlp_dim and map_prefix are fields of pooling='map'"),
+        ({"pooling": "map", "map_heads": 5}, "width 768 is not divisible by map_heads 5"),
         ({"rotary": "axial", "num_heads": 384}, "heads of a multiple of 4 channels, not 2"),
         ({"stem_epsilons": "timm"}, "stem_epsilons are fields of a ResNet"),
         ({"image_mean": [0.5]}, "image_mean and image_std must have a value for red, green and blue"),

@@ -55,6 +55,7 @@ _ROWS = (
             timm_eva.DINOV3,
             timm_eva.EVA02,
             timm_eva.EVA,
+            timm_eva.PERCEPTION_ENCODER,
             timm_vit.CLIP,
             timm_vit.FAMILY,
         ),

@@ -1,7 +1,8 @@
-"""The layouts of timm's Eva, which computes DINOv3 (arXiv 2508.10104), EVA (2211.07636) and EVA-02 (2303.11331).
+"""The layouts of timm's Eva, which computes DINOv3 (arXiv 2508.10104), EVA (2211.07636), EVA-02 (2303.11331) and the
+Perception Encoder (2504.13181).
 
 Source of the names, of the arguments and of their values: huggingface/pytorch-image-models 1.0.31, timm/models/eva.py,
-timm/layers/attention.py, mlp.py and pos_embed_sincos.py.
+timm/layers/attention.py, attention_pool.py, mlp.py and pos_embed_sincos.py.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ NAMES = timm_vit.NAMES._replace(
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "layer_scale"),
     *("position", "position_rows", "rotary", "rotary_grid", "rotary_theta", "qkv_bias", "activation", "norm_epsilon"),
-    *("mlp_norm", "embed_bias", "image_mean", "image_std"),
+    *("mlp_norm", "embed_bias", "image_mean", "image_std", "map_heads", "map_mlp_dim"),
 )
 # Arguments of Eva that the arrays tell, or that only training needs.
 TOLD = split_keys(
@@ -38,7 +39,7 @@ TOLD = split_keys(
 )
 READ = split_keys("swiglu_mlp use_rot_pos_emb rope_temperature ref_feat_shape")
 # Argument that no array tells -> its only value in models of the family.
-EVA_ARGUMENTS: Mapping[str, Any] = {
+EVA_ARGUMENTS: dict[str, Any] = {
     "attn_type": "eva",
     "use_post_norm": False,
     "rope_type": "cat",
@@ -47,12 +48,14 @@ EVA_ARGUMENTS: Mapping[str, Any] = {
     "rope_rotate_half": False,
 }
 DINOV3_ARGUMENTS = EVA_ARGUMENTS | {"use_rot_pos_emb": True, "rope_type": "dinov3", "rope_rotate_half": True}
+PE_ARGUMENTS = EVA_ARGUMENTS | {"attn_type": "rope", "rope_grid_offset": 1.0, "rope_grid_indexing": "xy"}
 DINOV3_THETA = 100.0
+PE_HEADS = 8  # of the pooling
 EVA_GRID = 16  # to which all of EVA-02 scale their places for the rotation
 
 
 def infer_fields(
-    arrays: Archive, names: Names, given: Size | None, stated: Size | None, *, untold: Mapping[str, Any]
+    arrays: Archive, names: Names, given: Size | None, stated: Size | None, *, untold: dict[str, Any]
 ) -> dict[str, Any]:
     """Returns the fields of the model whose arrays have these shapes; see `Family.fields`.
 
@@ -71,9 +74,10 @@ def infer_fields(
     fields |= {
         "final_norm": "pooled" if pooled else "tokens",
         "class_token": "always" if names.cls in arrays else "auto",
-        "qkv_bias": "query_value" if names.biases and first + names.biases[0] in arrays else "none",
         "mlp_norm": f"{first}{names.mlp_norm}weight" in arrays,
     }
+    if names.biases:
+        fields["qkv_bias"] = "query_value" if first + names.biases[0] in arrays else "none"
     return fields | torch_tables.infer_positions(arrays, names, fields, given, stated)
 
 
@@ -87,6 +91,21 @@ def infer_eva(arrays: Archive, names: Names, given: Size | None, stated: Size | 
     rotation = {"rotary": "axial", "rotary_grid": EVA_GRID} if fields["activation"] == "swiglu" else {}
     reads_class = names.cls in arrays and fields["final_norm"] == "tokens"
     return fields | rotation | {"pooling": "token" if reads_class else "gap"}
+
+
+def infer_pe(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
+    """Returns the fields of a core model of the Perception Encoder, with places scaled to the grid of the file.
+
+    Raises:
+        UserError: as `infer_fields`.
+    """
+    untold = {"norm_epsilon": 1e-5, "pre_norm": True, "pooling": "map", "map_prefix": True, "map_heads": PE_HEADS}
+    widening = f"{names.map_head.prefix}mlp.fc1.weight"
+    arrays.check_present([widening])
+    fields = infer_fields(arrays, names, given, stated, untold=untold | {"rotary": "axial_xy"})
+    fields["map_mlp_dim"] = arrays.shape_of(widening)[0]
+    fields["rotary_grid"] = fields["resolution"][0] // fields["patch_size"]
+    return fields | timm_vit.head_fields(arrays, names, fields["num_classes"])
 
 
 def read_own_keys(args: Mapping[str, Any], *, arguments: Mapping[str, Any], rotary: str) -> dict[str, Any]:
@@ -118,6 +137,8 @@ def read_own_keys(args: Mapping[str, Any], *, arguments: Mapping[str, Any], rota
         if len({*map(str, sides)}) != 1:
             raise UserError(f"ref_feat_shape in its configuration must be a square, not {grid!r}")
         fields["rotary_grid"] = read_int(sides[0], "ref_feat_shape")
+    if args.get("attn_pool_num_heads") is not None:
+        fields["map_heads"] = read_int(args["attn_pool_num_heads"], "attn_pool_num_heads")
     return fields
 
 
@@ -157,9 +178,23 @@ def describe_dinov3(name: str, model: Model) -> dict[str, str]:
     return describe(name, model, pattern=pattern, default="vit_base_patch16_dinov3", swiglu_align_to=1)
 
 
+def describe_pe(name: str, model: Model) -> dict[str, str]:
+    """Returns what `describe` does, with the arguments of the pooling."""
+    value = model.field
+    pool = {
+        "attn_pool_num_heads": value("map_heads") or value("num_heads"),
+        "attn_pool_mlp_ratio": ((value("map_mlp_dim") or value("mlp_dim")) + 0.5) / value("width"),
+    }
+    pattern, default = r"vit_pe_core_[a-z]+_patch{0}_\d+", "vit_pe_core_base_patch16_224"
+    return describe(name, model, pattern=pattern, default=default, **PE_ARGUMENTS, **pool)
+
+
 def unsupported(spec: ModelSpec) -> dict[str, bool]:
     """Returns feature that no Eva has -> whether a model has it."""
-    return {"a head of patches": spec.head.kind == "patches"}
+    return {
+        "a head of patches": spec.head.kind == "patches",
+        "a classifier after a projection": bool(spec.head.projection and spec.head.num_classes),
+    }
 
 
 def unsupported_dinov3(spec: ModelSpec) -> dict[str, bool]:
@@ -208,7 +243,7 @@ EVA02: Family = dataclasses.replace(
         attention=("attn.q_proj.", "attn.k_proj.", "attn.v_proj."),
         biases=("attn.q_proj.bias", "attn.k_proj.bias", "attn.v_proj.bias"),
     ),
-    requires=EVA.requires | {"mlp_norm": (True,)},
+    requires={**EVA.requires, "mlp_norm": (True,)},
     config=functools.partial(
         describe, pattern=r"eva02_[a-z]+_patch{0}_\d+", default="eva02_base_patch14_224", qkv_fused=False
     ),
@@ -225,8 +260,8 @@ DINOV3: Family = dataclasses.replace(
     ),
     own_keys=TOLD | READ | DINOV3_ARGUMENTS.keys(),
     read_own_keys=functools.partial(read_own_keys, arguments=DINOV3_ARGUMENTS, rotary="centred"),
-    requires=EVA.requires
-    | {
+    requires={
+        **EVA.requires,
         "position": ("none",),
         "rotary": ("centred",),
         "qkv_bias": ("query_value", "none"),
@@ -234,4 +269,26 @@ DINOV3: Family = dataclasses.replace(
     },
     unsupported=unsupported_dinov3,
     config=describe_dinov3,
+)
+PERCEPTION_ENCODER: Family = dataclasses.replace(
+    EVA,
+    name="Perception Encoder",
+    marks=(PATCHES, FUSED, r"norm_pre\.weight", r"attn_pool\.latent"),
+    names=NAMES._replace(pre_norm="norm_pre.", biases=None),
+    fields=infer_pe,
+    own_keys=TOLD | READ | PE_ARGUMENTS.keys() | {"attn_pool_num_heads", "attn_pool_mlp_ratio"},
+    read_own_keys=functools.partial(read_own_keys, arguments=PE_ARGUMENTS, rotary="axial_xy"),
+    requires={
+        **{name: values for name, values in EVA.requires.items() if name != "projection"},
+        "pre_norm": (True,),
+        "embed_bias": (False,),
+        "rotary": ("axial_xy",),
+        "qkv_bias": ("all",),
+        "activation": ("gelu",),
+        "norm_epsilon": (1e-5,),
+        "pooling": ("map",),
+        "map_prefix": (True,),
+    },
+    zeros=timm_vit.head_zeros,
+    config=describe_pe,
 )

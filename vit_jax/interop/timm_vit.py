@@ -109,16 +109,26 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
 
 
 def infer_clip(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
-    """Returns the fields of a CLIP, as `infer_fields`.
-
-    timm has CLIP's projection as a classifier, whose bias is then zero. A bias of other values is that of a model with
-    classes.
-    """
+    """Returns the fields of a CLIP, as `infer_fields`."""
     fields = infer_fields(arrays, names, given, stated) | {"pre_norm": True, "norm_epsilon": CLIP_EPSILON}
+    return fields | head_fields(arrays, names, fields["num_classes"])
+
+
+def head_fields(arrays: Archive, names: Names, outputs: int) -> dict[str, int]:
+    """Returns the fields of a head with so many outputs.
+
+    timm has the projection of models that were trained with texts as a classifier, whose bias is then zero. A bias of
+    other values is that of a model with classes.
+    """
     bias = f"{names.projection}bias"
-    if bias not in arrays or is_zero(arrays, bias, (fields["num_classes"],)):
-        fields |= {"num_classes": 0, "projection": fields["num_classes"]}
-    return fields
+    if bias not in arrays or is_zero(arrays, bias, (outputs,)):
+        return {"num_classes": 0, "projection": outputs}
+    return {"num_classes": outputs}
+
+
+def head_zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Returns the bias of zeros that timm has beside a projection; see `head_fields`."""
+    return {f"{NAMES.projection}bias": (spec.head.projection,)} if spec.head.projection else {}
 
 
 def _stem_fields(arrays: Archive) -> dict[str, Any]:
@@ -219,5 +229,5 @@ CLIP = dataclasses.replace(
         "activation": timm_config.ACTIVATIONS,
     },
     unsupported=functools.partial(unsupported, norm_epsilon=CLIP_EPSILON),
-    zeros=lambda spec: {f"{NAMES.projection}bias": (spec.head.projection,)} if spec.head.projection else {},
+    zeros=head_zeros,
 )

@@ -41,7 +41,7 @@ class ProbeAttention(nn.Module):
 
 class AttentionPooling(nn.Module):
     """Multi-head attention pooling of big_vision (not in the paper): a probe attends to the patches, then
-    x + mlp(norm(x)).
+    x + mlp(norm(x)). With `map_prefix`, it attends to the tokens before the patches too.
     """
 
     spec: ModelSpec
@@ -50,7 +50,8 @@ class AttentionPooling(nn.Module):
     @nn.compact
     def __call__(self, x: Tokens) -> Pooled:
         """Returns one vector per image."""
-        spec, ops, x = self.spec, self.ops, x[:, self.spec.prefix_rows :]
+        spec, ops = self.spec.map_spec, self.ops
+        x = x if spec.head.map_prefix else x[:, spec.prefix_rows :]
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, ops, name="attention")(probe, x)
         y = LayerNorm(spec.block.norm_epsilon, ops, name="norm")(x)

@@ -26,9 +26,16 @@ def axial(spec: ModelSpec) -> Angles:
     second half has the angle column * theta^(-i / quarter). With `rotary_grid`, rows and columns are first scaled as if
     the grid had that number of patches on a side.
     """
-    grid, reference = spec.grid, spec.position.rotary_grid
-    scale = [reference / side if reference else 1.0 for side in grid]
-    return _angles(spec, *(np.arange(side) * factor for side, factor in zip(grid, scale, strict=True)))
+    return _angles(spec, *(np.arange(side) * _scale(spec, side) for side in spec.grid))
+
+
+def axial_xy(spec: ModelSpec) -> Angles:
+    """Returns angles as `axial` does, but of the column in the first half of the channels, and of rows and columns
+    that are counted from 1: the class token, which is not turned, is beside the corner (Perception Encoder, arXiv
+    2504.13181).
+    """
+    angles = _angles(spec, *((1 + np.arange(side)) * _scale(spec, side) for side in spec.grid))
+    return np.roll(angles, spec.head_dim // 4, axis=1)
 
 
 def centred(spec: ModelSpec) -> Angles:
@@ -36,6 +43,11 @@ def centred(spec: ModelSpec) -> Angles:
     pi: the angles do not depend on the resolution (DINOv3, arXiv 2508.10104).
     """
     return _angles(spec, *(2 * np.pi * ((2 * np.arange(side) + 1) / side - 1) for side in spec.grid))
+
+
+def _scale(spec: ModelSpec, side: int) -> float:
+    """Returns the factor of rows or columns, of which the grid has `side`."""
+    return spec.position.rotary_grid / side if spec.position.rotary_grid else 1.0
 
 
 def _angles(spec: ModelSpec, rows: Float[np.ndarray, " rows"], columns: Float[np.ndarray, " columns"]) -> Angles:
@@ -56,4 +68,9 @@ def rotate(x: PerToken, angles: Angles) -> PerToken:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-ROTARIES: dict[Rotary, Callable[[ModelSpec], Angles | None]] = {"none": none, "axial": axial, "centred": centred}
+ROTARIES: dict[Rotary, Callable[[ModelSpec], Angles | None]] = {
+    "none": none,
+    "axial": axial,
+    "axial_xy": axial_xy,
+    "centred": centred,
+}

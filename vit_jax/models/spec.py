@@ -24,7 +24,7 @@ PositionPlace = Literal["stem", "blocks", "shared"]
 PositionOwner = Literal["model", "encoder", "block"]
 RelativeTables = Literal["block", "head", "model"]
 PositionRows = Literal["all", "class", "patches"]
-Rotary = Literal["none", "axial", "centred"]
+Rotary = Literal["none", "axial", "axial_xy", "centred"]
 BiasedProjections = Literal["all", "query_value", "none"]
 AttentionPattern = Literal["full", "local", "local2d", "strided", "fixed"]
 AttentionKind = Literal["auto", "heads_first", "tokens_first", "fused", "cudnn"]
@@ -148,13 +148,13 @@ class PositionSpec:
             ),
             (not 0 <= self.std < math.inf, f"position_std must be 0 or more, not {self.std}."),
             (
-                self.rotary_grid < 0 or (self.rotary_grid and self.rotary != "axial"),
-                f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial'.",
+                self.rotary_grid < 0 or (self.rotary_grid and self.rotary not in ("axial", "axial_xy")),
+                f"rotary_grid={self.rotary_grid} must be 0 or more, and 0 without rotary='axial' or 'axial_xy'.",
             ),
             (not 1 < self.rotary_theta < math.inf, f"rotary_theta must be above 1, not {self.rotary_theta}."),
             (
                 self.rotary == "none" and self.rotary_theta != ROTARY_THETA,
-                "rotary_theta is a field of rotary='axial' and 'centred'; give one of these as well.",
+                "rotary_theta is a field of rotary='axial', 'axial_xy' and 'centred'; give one of these as well.",
             ),
         )
         check_least(self, 0, "relative_clip")
@@ -244,6 +244,9 @@ class HeadSpec:
     # token; patches of such a model may be masked (masked patch prediction).
     kind: HeadKind = field(default="image", metadata={"keyword": "head"})
     pooling: Pooling = row("model.pooling")
+    map_heads: int = row("model.map_heads")
+    map_mlp_dim: int = row("model.map_mlp_dim")
+    map_prefix: bool = row("model.map_prefix")
     final_norm: FinalNorm = row("model.final_norm")
     pre_logits: bool = row("model.pre_logits")
     representation_size: int = row("model.representation_size", 0)  # 0: the model's width
@@ -254,9 +257,13 @@ class HeadSpec:
 
     def __post_init__(self):
         """Raises UserError for a negative number, or values that contradict each other."""
-        check_least(self, 0, "num_classes", "representation_size", "projection")
+        check_least(self, 0, "num_classes", "representation_size", "projection", "map_heads", "map_mlp_dim")
         plain = (self.kind, self.pooling, self.final_norm, self.pre_logits) == ("image", "token", "tokens", False)
         refuse(
+            (
+                self.pooling != "map" and (self.map_heads or self.map_mlp_dim or self.map_prefix),
+                "map_heads, map_mlp_dim and map_prefix are fields of pooling='map'; give that as well.",
+            ),
             (
                 self.representation_size and not self.pre_logits,
                 "representation_size is the width of the pre_logits layer; give pre_logits=True as well.",
@@ -285,6 +292,10 @@ def _check_parts(spec: "ModelSpec") -> None:
         (
             spec.width % attention.num_heads,
             f"width {spec.width} is not divisible by num_heads {attention.num_heads}.",
+        ),
+        (
+            spec.head.map_heads and spec.width % spec.head.map_heads,
+            f"width {spec.width} is not divisible by map_heads {spec.head.map_heads}.",
         ),
         (
             position.kind in ("sincos2d", "sincos2d_moco") and (spec.width % 4 or spec.width < 8),
@@ -355,6 +366,10 @@ class ModelSpec:
             head = replace(head, representation_size=0)
         if not head.num_classes:
             head = replace(head, distilled=False)
+        if head.map_heads == self.attention.num_heads:
+            head = replace(head, map_heads=0)
+        if head.map_mlp_dim == self.mlp_dim:
+            head = replace(head, map_mlp_dim=0)
         if head.pooling in CLASS_POOLINGS:
             prefix = replace(prefix, class_token="auto")
         if position.kind not in LEARNED_POSITIONS:
@@ -386,6 +401,13 @@ class ModelSpec:
         if self.head.pre_logits and self.head.kind == "image":
             return self.head.representation_size or self.width
         return self.width * (2 if self.head.pooling == "token_gap" else 1)
+
+    @property
+    def map_spec(self) -> "ModelSpec":
+        """The spec of the attention and of the MLP of attention pooling; see `pooling.AttentionPooling`."""
+        attention = replace(self.attention, num_heads=self.head.map_heads or self.attention.num_heads)
+        position = PositionSpec("none", self.position.resolution)
+        return replace(self, mlp_dim=self.head.map_mlp_dim or self.mlp_dim, attention=attention, position=position)
 
     @property
     def split_sizes(self) -> dict[str, int]:
