@@ -4,6 +4,7 @@ the file again, and clear refusals.
 
 import contextlib
 import json
+import re
 import shutil
 
 import jax
@@ -17,10 +18,10 @@ from vit_jax import UserError, tree
 from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_vit_families.py
-NAMES = ("timm_clip", "timm_clip_classes", "timm_siglip", "timm_naflex")
-NAMES += ("hf_siglip", "hf_siglip_classes", "hf_siglip2_naflex")
+NAMES = ("timm_clip", "timm_clip_classes", "timm_siglip", "timm_naflex", "timm_mae")
+NAMES += ("hf_siglip", "hf_siglip_classes", "hf_siglip2_naflex", "hf_vit_mae")
 # Of a family each, at a size for which positions are resampled and whose images are not square.
-FAST = {(name, (24, 40)) for name in ("timm_clip", "timm_siglip", "hf_siglip2_naflex")}
+FAST = {(name, (24, 40)) for name in ("timm_clip", "timm_siglip", "hf_siglip2_naflex", "hf_vit_mae")}
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 
 
@@ -56,11 +57,12 @@ def test_the_file_and_its_model_come_back(name, tmp_path):
     model, params = vit_jax.load(PARITY / name)
     vit_jax.save(tmp_path, model, params, layout=layout_of(name))
     before, after = (
-        {key.removeprefix("vision_model."): array for key, array in safetensors.numpy.load_file(file).items()}
+        {re.sub("^(vision_model|vit)[.]", "", key): array for key, array in safetensors.numpy.load_file(file).items()}
         for file in (PARITY / name / "model.safetensors", tmp_path / "model.safetensors")
     )
     if "naflex" not in name:
-        unused = {key for key in before if name == "hf_siglip_classes" and key.startswith("head.")}
+        prefix = {"hf_siglip_classes": "head.", "hf_vit_mae": "decoder."}.get(name, "none")
+        unused = {key for key in before if key.startswith(prefix)}
         assert before.keys() - unused == after.keys()
         for key, array in after.items():
             np.testing.assert_array_equal(array, before[key], err_msg=key)
@@ -85,6 +87,41 @@ def test_the_image_tower_of_a_whole_siglip_is_read(model_type, name, tmp_path):
     assert all(map(np.array_equal, jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])))
 
 
+def test_an_mae_of_its_authors_is_read(tmp_path):
+    """Its names are timm's, beside a mask token and a decoder, which only the training uses."""
+    arrays = safetensors.numpy.load_file(PARITY / "timm_mae" / "model.safetensors")
+    more = {
+        name: np.ones((1, 1, 8), np.float32) for name in ("mask_token", "decoder_pos_embed", "decoder_embed.weight")
+    }
+    more["decoder_blocks.0.attn.qkv.weight"] = np.ones((24, 8), np.float32)
+    safetensors.numpy.save_file(arrays | more, tmp_path / "mae.safetensors")
+    expected, found = (vit_jax.load(path, num_heads=3) for path in (PARITY / "timm_mae", tmp_path / "mae.safetensors"))
+    assert found[0].spec.sizes == expected[0].spec.sizes
+    assert all(map(np.array_equal, jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])))
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_a_dinov2_with_the_linear_head_of_its_authors_is_read(layers, tmp_path):
+    """The head of one layer reads the class token and the mean of the patches, as that of transformers' fixture."""
+    model, params = vit_jax.load(PARITY / "hf_dinov2")
+    bare = create(model.name, **model.fields | {"num_classes": 0, "pooling": "token"})
+    head = params.pop("head")
+    vit_jax.save(tmp_path / "bare.safetensors", bare, params, layout="timm")
+    arrays = safetensors.numpy.load_file(tmp_path / "bare.safetensors")
+    arrays = {f"backbone.{name}": array for name, array in arrays.items()}
+    kernel = np.concatenate([head["kernel"][:24]] * layers + [head["kernel"][24:]])
+    arrays |= {"linear_head.weight": np.ascontiguousarray(kernel.T), "linear_head.bias": head["bias"]}
+    safetensors.numpy.save_file(arrays, tmp_path / "dinov2.safetensors")
+    if layers > 1:
+        with pytest.raises(UserError, match="its linear head reads 120 channels"):
+            vit_jax.load(tmp_path / "dinov2.safetensors", num_heads=3)
+        return
+    found, again = vit_jax.load(tmp_path / "dinov2.safetensors", num_heads=3)
+    assert found.field("pooling") == "token_gap"
+    np.testing.assert_array_equal(again["head"]["kernel"], head["kernel"])
+    assert all(map(np.array_equal, jax.tree.leaves(again["encoder"]), jax.tree.leaves(params["encoder"])))
+
+
 # What timm 1.0.31 counts for its models without classes: vit_base_patch32_clip_224, vit_base_patch16_siglip_224,
 # vit_so400m_patch14_siglip_224, vit_so400m_patch16_siglip_256, vit_giantopt_patch16_siglip_256.
 CLIP = {"pre_norm": True, "embed_bias": False, "num_classes": 0}
@@ -92,6 +129,7 @@ SIGLIP = {"pooling": "map", "num_classes": 0}
 GIANTOPT = SIGLIP | {"width": 1536, "depth": 40, "mlp_dim": 6144, "num_heads": 16, "resolution": 256}
 COUNTS = [
     ("ViT-B/32", CLIP, 87_456_000),
+    ("ViT-B/16", {"num_classes": 0}, 85_798_656),  # MAE, DINO
     ("ViT-B/16", SIGLIP, 92_884_224),
     ("ViT-So400m/14", SIGLIP, 427_680_704),
     ("ViT-So400m/16", SIGLIP | {"resolution": 256}, 427_888_064),

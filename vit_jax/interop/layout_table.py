@@ -51,6 +51,7 @@ _ROWS = (
         suffixes=(".safetensors",),
         families=(
             timm_bit.FAMILY,
+            timm_vit.LINEAR,
             timm_vit.NAFLEX,
             timm_eva.DINOV3,
             timm_eva.EVA02,

@@ -1,7 +1,8 @@
 """The layouts of timm's VisionTransformer: with its hybrids and DeiT's second head, and the image towers of CLIP.
 
-Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, deit.py and
-vision_transformer_hybrid.py. Source of older names: facebookresearch/deit and dinov2.
+Source of the names: huggingface/pytorch-image-models, timm/models/vision_transformer.py, naflexvit.py, deit.py and
+vision_transformer_hybrid.py. Source of older names: facebookresearch/deit, dinov2 (also dinov2/hub/classifiers.py) and
+mae; those of facebookresearch/dino are timm's.
 """
 
 import dataclasses
@@ -131,6 +132,22 @@ def head_zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {f"{NAMES.projection}bias": (spec.head.projection,)} if spec.head.projection else {}
 
 
+def infer_linear(arrays: Archive, names: Names, given: Size | None, stated: Size | None) -> dict[str, Any]:
+    """Returns the fields of a DINOv2 with its linear head, as `infer_fields`.
+
+    Raises:
+        UserError: the head reads the class tokens of several blocks.
+    """
+    fields = infer_fields(arrays, names, given, stated)
+    inputs = arrays.shape_of(f"{names.heads['head']}weight")[1]
+    if inputs != 2 * fields["width"]:
+        raise UserError(
+            f"its linear head reads {inputs} channels, which vit_jax does not compute, but only the {2 * fields['width']} "
+            "of class token and mean; take the head of one layer"
+        )
+    return fields | {"pooling": "token_gap"}
+
+
 def _stem_fields(arrays: Archive) -> dict[str, Any]:
     """Returns the fields of a hybrid's ResNet; an empty dict for other models."""
     root = [name for name in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if name in arrays]
@@ -188,7 +205,7 @@ FAMILY = Family(
     prefixes=".*",
     names=NAMES,
     older_names=OLDER_NAMES,
-    ignored="mask_token",  # only DINOv2's training uses it
+    ignored=r"mask_token|decoder_.*",  # only the training of DINOv2 and MAE uses them
     fields=infer_fields,
     untold=("num_heads",),
     table=parameter_table,
@@ -198,6 +215,15 @@ FAMILY = Family(
     position_rows=lambda spec: spec.position_rows if spec.position_rows == spec.prefix_rows else 0,
     resample="bicubic",
     config=timm_config.describe_vit,
+)
+LINEAR = dataclasses.replace(
+    FAMILY,
+    name="DINOv2 with its linear head",
+    marks=(*FAMILY.marks, r"linear_head\.weight"),
+    names=NAMES._replace(heads={"head": "linear_head."}),
+    classifiers=("linear_head.",),
+    fields=infer_linear,
+    is_written=False,
 )
 NAFLEX = dataclasses.replace(  # of SigLIP 2, whose positions are resampled as in big_vision
     FAMILY,

@@ -1,7 +1,7 @@
 """transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
 Keys: huggingface/transformers 4 and 5.24, configuration_utils.py, and configuration_*.py and image_processing_*.py of
-models/{vit,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,siglip2,clip}.
+models/{vit,vit_mae,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,siglip2,clip}.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +44,8 @@ ACTIVATIONS = {
 WORDS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "swiglu": "gelu"}
 # model_type of an image and a text model -> that of its image encoder, where an older configuration does not state it
 TOWERS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model"}
+# model_type -> that of models with the same arrays and outputs
+SAME = {"vit_mae": "vit"}
 # Our field -> its key, for what arrays tell too
 SIZES = {
     "width": "hidden_size",
@@ -71,14 +73,14 @@ KEYS = Keys(
         dropout drop_path_rate layerscale_value vision_use_head pooler_output_size encoder_stride use_mask_token
         num_labels label2id out_features out_indices stage_names apply_layernorm reshape_hidden_states
         output_hidden_states output_attentions return_dict use_return_dict torchscript use_bfloat16 tf_legacy_loss
-        use_cache
-        chunk_size_feed_forward tie_word_embeddings tie_encoder_decoder tokenizer_class prefix finetuning_task
+        use_cache chunk_size_feed_forward tie_word_embeddings tie_encoder_decoder tokenizer_class prefix finetuning_task
         task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
         cross_attention_hidden_size gradient_checkpointing max_length min_length do_sample early_stopping num_beams
         num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
         no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
         return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values suppress_tokens
-        begin_suppress_tokens exponential_decay_length_penalty attn_implementation"""
+        begin_suppress_tokens exponential_decay_length_penalty attn_implementation mask_ratio norm_pix_loss
+        decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads decoder_num_hidden_layers"""
     ),
     {
         "num_channels": (3,),
@@ -148,7 +150,7 @@ def read_config(content: Mapping[str, Any], preprocessor: Mapping[str, Any], fam
         outer = content.get("model_type")
         content = {"model_type": TOWERS.get(str(outer), outer)} | dict(content["vision_config"])
     kind = content.get("model_type")
-    if kind != family.name:
+    if SAME.get(str(kind), kind) != family.name:
         raise UserError(
             f"its model_type is {printable(kind, 60)}, but of the models of transformers with arrays of these names "
             f"vit_jax reads only {family.name}"
@@ -271,8 +273,9 @@ def describe(
         config["pooler_output_size"] = value("representation_size") or value("width")
     config |= own_keys(model)
     if count and whole:
-        outer = ("architectures", "dtype", LOSS_KEY)
-        config = {key: config.pop(key) for key in outer} | {"model_type": whole, "vision_config": config}
+        outer = {key: config[key] for key in ("architectures", "dtype", LOSS_KEY)}
+        inner = {key: value for key, value in config.items() if key not in outer}
+        config = outer | {"model_type": whole, "vision_config": inner}
     if count:
         names = model.class_names or [f"LABEL_{index}" for index in range(count)]
         config["id2label"] = {str(index): name for index, name in enumerate(names)}

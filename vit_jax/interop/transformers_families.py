@@ -1,4 +1,4 @@
-"""The layouts of transformers' vision models: ViT, DeiT, Dinov2 (with and without registers), Siglip's vision towers.
+"""The layouts of transformers' vision models: ViT, ViTMAE, DeiT, Dinov2 (with and without registers), Siglip's vision towers.
 
 A file has either the bare model or a model with a classifier; a DeiT may have two classifiers. What no array states
 (heads, epsilon, activation) is in `config.json` beside the file.
@@ -165,7 +165,7 @@ VIT = Family(
     marks=(r"embeddings\.patch_embeddings\.projection\.weight",),
     prefixes=r"(?!text_model\.).*",
     classifiers=(*CLASSIFIERS[False].values(), *CLASSIFIERS[True].values()),
-    ignored=r"embeddings\.mask_token|.*\.position_ids|text_model\..*|logit_(scale|bias)",
+    ignored=r"embeddings\.mask_token|.*\.position_ids|text_model\..*|logit_(scale|bias)|decoder\..*",
     ignored_beside_classifier=r"pooler\.dense\.(weight|bias)",
     names=VIT_NAMES,
     fields=functools.partial(infer_fields, classified="token"),
