@@ -1,4 +1,4 @@
-"""The layouts of transformers' vision models: ViT, ViTMAE, DeiT, Dinov2 (with and without registers), Siglip's vision towers.
+"""The layouts of transformers' vision models: ViT, ViTMAE, DeiT, Dinov2 (registers or not), Siglip's vision towers.
 
 A file has either the bare model or a model with a classifier; a DeiT may have two classifiers. What no array states
 (heads, epsilon, activation) is in `config.json` beside the file.
