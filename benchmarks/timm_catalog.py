@@ -22,7 +22,7 @@ FAMILIES = (
     r"vit_\w+_dinov3(_qkvb)?\.(lvd1689m|sat493m)",
     r"vit_\w+_clip_(quickgelu_)?\d+\.(openai|laion|datacomp|dfn|metaclip)\w*",
     r"vit_\w+_siglip_(gap_)?\d+\.(v2_webli|webli(_i18n)?)",
-    r"eva02_\w+\.\w+",
+    r"eva02_[a-z]+_patch14_\d+\.\w+",
     r"vit_pe_core_\w+\.fb",
     r"vit_\w+\.mae",
     r"beitv2_\w+\.\w+",
@@ -70,11 +70,6 @@ vit_base_patch16_clip_quickgelu_224.metaclip_2pt5b ViT-B-16-quickgelu metaclip_f
 vit_large_patch14_clip_quickgelu_224.metaclip_400m ViT-L-14-quickgelu metaclip_400m
 vit_large_patch14_clip_quickgelu_224.metaclip_2pt5b ViT-L-14-quickgelu metaclip_fullcc
 vit_huge_patch14_clip_quickgelu_224.metaclip_2pt5b ViT-H-14-quickgelu metaclip_fullcc
-eva02_base_patch16_clip_224.merged2b EVA02-B-16 merged2b_s8b_b131k
-eva02_large_patch14_clip_224.merged2b EVA02-L-14 merged2b_s4b_b131k
-eva02_large_patch14_clip_336.merged2b EVA02-L-14-336 merged2b_s6b_b61k
-eva02_enormous_patch14_clip_224.laion2b EVA02-E-14 laion2b_s4b_b115k
-eva02_enormous_patch14_clip_224.laion2b_plus EVA02-E-14-plus laion2b_s9b_b144k
 vit_base_patch16_siglip_224.webli ViT-B-16-SigLIP webli
 vit_base_patch16_siglip_256.webli ViT-B-16-SigLIP-256 webli
 vit_base_patch16_siglip_256.webli_i18n ViT-B-16-SigLIP-i18n-256 webli

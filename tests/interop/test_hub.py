@@ -27,9 +27,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path, files = unquote(urlsplit(self.path).path), self.server.files
         self.server.asked.append(path)
         if not path.startswith(("/owner/name/", "/api/models/owner/name")):
-            return self.refuse(
-                "RepoNotFound" if "gated" not in path else "GatedRepo", 401 if "gated" not in path else 403
-            )
+            return self.refuse("GatedRepo" if "gated" in path else "RepoNotFound", 401)  # without a token
         inside = path.removeprefix("/api/models").removeprefix("/owner/name/")
         kind, revision, name = [*inside.split("/", 2), ""][:3]
         if revision not in REVISIONS:
