@@ -69,6 +69,7 @@ OWNERS = {
     "argparse": r"vit_jax\.(cli|convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
+    "onnx_ir": r"vit_jax\.interop\.onnx_file",
     "benchmarks": "nothing",
     "configs": "nothing",
     "docs": "nothing",

@@ -1,8 +1,9 @@
-"""Writes a checkpoint in another layout, or at another resolution or patch size.
+"""Writes a checkpoint in another layout, at another resolution or patch size, or as a program for other runtimes.
 
 Examples:
   python -m vit_jax.convert workdirs/digits workdirs/digits.npz --layout=google
   python -m vit_jax.convert deit3_small.safetensors workdirs/deit3 --num-heads=6
+  python -m vit_jax.convert workdirs/digits workdirs/digits.onnx --preprocess
 """
 
 import argparse
@@ -20,9 +21,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source", help="a workdir, a checkpoint, a file, a folder or a published name, as in vit_jax.load"
     )
-    parser.add_argument("target", help="the .npz or .safetensors file to write, or a folder")
+    parser.add_argument("target", help="the .npz, .safetensors, .onnx or .stablehlo file to write, or a folder")
     parser.add_argument("--layout", help=f"one of {', '.join(interop.LAYOUTS)} [timm for .safetensors, else ours]")
     parser.add_argument("--dtype", default="float32", help="of the file: float32, float16 or bfloat16 [float32]")
+    parser.add_argument(
+        "--preprocess", action="store_true", help="of .onnx and .stablehlo: images are uint8, not in the model's range"
+    )
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[], help="of .onnx and .stablehlo: further outputs; the first is 0"
+    )
     cli.add_resolution(parser, "that of the positions")
     parser.add_argument("--patch-size", type=int, help="pixels on a side; the kernel is resized as in FlexiViT")
     parser.add_argument(
@@ -49,8 +56,16 @@ def main(argv: list[str]) -> None:
         "loss": args.loss,
     }
     model, params = interop.load(args.source, resample=args.resample, **fields)
-    interop.save(args.target, model, params, layout=layout, dtype=args.dtype)
+    program = {"preprocess": args.preprocess, "blocks": args.blocks}
+    interop.save(args.target, model, params, layout=args.layout, dtype=args.dtype, **program)
     height, width = model.image_size
+    if target.is_program:
+        export = interop.Export(model, params, args.dtype, **program)
+        images = f"images {export.image_dtype} [batch, {height}, {width}, 3]"
+        print(f"{args.target}: {model.name}, {images} -> {', '.join(export.outputs)}")
+        if target.file.suffix == ".stablehlo":
+            print(f"vit_jax: {interop.WINDOW}.", file=sys.stderr)
+        return
     print(f"{args.target}: {layout} layout, {model.name}, {height}x{width} pixels")
     if not interop.LAYOUTS[layout].states_classes:
         names = [f"the names of the {len(model.class_names):,} classes"] if model.class_names else []

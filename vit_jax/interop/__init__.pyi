@@ -1,4 +1,5 @@
 from .catalog import list_models as list_models
+from .exports import Export as Export
 from .hub import ADAPTER_FILES as ADAPTER_FILES
 from .imagenet_classes import class_wnids as class_wnids
 from .layout_table import LAYOUTS as LAYOUTS
@@ -10,6 +11,7 @@ from .model_description import describe_model as describe_model
 from .model_description import inherited as inherited
 from .model_description import restore_model as restore_model
 from .peft import save_adapter as save_adapter
+from .stablehlo import WINDOW as WINDOW
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order
 from .transfer import config_fields as config_fields

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, choose, refuse
 from vit_jax.interop import (
     google_bit,
     google_vit,
@@ -20,10 +20,14 @@ from vit_jax.interop import (
 )
 from vit_jax.interop.layout import Family, Layout
 from vit_jax.interop.model_description import MODEL_FILE
+from vit_jax.interop.onnx_file import write_onnx
 from vit_jax.interop.published_config import read_json_object
+from vit_jax.interop.stablehlo import write_stablehlo
 from vit_jax.storage import expand_home
 
 SUFFIXES = (".npz", ".safetensors")
+# Suffix of a file that runs without this package -> (name of the file, export) -> name -> content of what is written.
+PROGRAMS = {".onnx": write_onnx, ".stablehlo": write_stablehlo}
 
 # In the order in which they are tried.
 _ROWS = (
@@ -102,7 +106,12 @@ class Target(NamedTuple):
 
     file: Path
     is_folder: bool
-    layout: str
+    layout: str  # empty: the file is a program
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the file runs without this package."""
+        return self.file.suffix in PROGRAMS
 
     def prepare(self, names: Iterable[str]) -> None:
         """Checks that the file can be written with its describing files, and creates its folder if `is_folder`.
@@ -142,8 +151,8 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     """Returns what to write for a path and a layout.
 
     Args:
-        path: a local file that ends in one of `SUFFIXES`, or a folder.
-        layout: one of `LAYOUTS`; None: timm for a .safetensors file, else ours.
+        path: a local file that ends in one of `SUFFIXES` or `PROGRAMS`, or a folder.
+        layout: one of `LAYOUTS`; None: none for a program, timm for a .safetensors file, else ours.
 
     Raises:
         UserError: the layout is unknown, the path is neither such a file nor a folder, or the layout is not written
@@ -152,10 +161,14 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     if layout is not None:
         choose("layout", layout, LAYOUTS)
     local = expand_home(path)
-    is_file = local.suffix in SUFFIXES and not str(path).endswith("/")
+    is_file = local.suffix in (*SUFFIXES, *PROGRAMS) and not str(path).endswith("/")
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
     if "://" in str(path) or not (is_folder or is_file):
-        raise UserError(f"cannot write {path}: give a local path that ends in {' or '.join(SUFFIXES)}, or a folder.")
+        ends = f"{', '.join((*SUFFIXES, '.onnx'))} or .stablehlo"
+        raise UserError(f"cannot write {path}: give a local path that ends in {ends}, or a folder.")
+    if is_file and local.suffix in PROGRAMS:
+        refuse((layout, f"cannot write {path}: a {local.suffix} file has no layout; leave out layout {layout}."))
+        return Target(local, False, "")
     name = layout or ("timm" if is_file and local.suffix == ".safetensors" else "ours")
     allowed = LAYOUTS[name].suffixes
     if is_file and local.suffix not in allowed:

@@ -3,18 +3,30 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax import UserError, checkpoint, choose, models, printable, tell, tree, user_errors, without_queries
+from vit_jax import (
+    UserError,
+    checkpoint,
+    choose,
+    models,
+    printable,
+    refuse,
+    tell,
+    tree,
+    user_errors,
+    without_queries,
+)
 from vit_jax.interop import archives, imagenet_classes, locate, model_description, peft, published_config, transfer
 from vit_jax.interop.catalog import CatalogEntry
+from vit_jax.interop.exports import Export
 from vit_jax.interop.layout import WeightsFile, describe_file, read_file, recognise, write_file
-from vit_jax.interop.layout_table import LAYOUTS, choose_target
+from vit_jax.interop.layout_table import LAYOUTS, PROGRAMS, Target, choose_target
 from vit_jax.interop.licences import CARD, Licence, describe_licence, is_own_card, write_card
 from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
@@ -114,30 +126,45 @@ def _flexi_sizes(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def save(
-    path: str | Path, model: Model, params: dict[str, Any], layout: str | None = None, dtype: str = "float32"
+    path: str | Path,
+    model: Model,
+    params: dict[str, Any],
+    layout: str | None = None,
+    dtype: str = "float32",
+    *,
+    preprocess: bool = False,
+    blocks: Sequence[int] = (),
 ) -> None:
-    """Writes the parameters of a model in a layout.
+    """Writes the parameters of a model in a layout, or the model as a program: an .onnx or a .stablehlo file.
 
     Our layout describes the model (with preprocessing and class names) in `<name>.json` beside an .npz file. A single
     .safetensors file has this description in its header. A folder gets the files by which the layout describes a model,
     and a model card with the licence of the weights. A card that was not written here stays as it is.
 
     Args:
-        path: a file that ends in .npz or .safetensors; or a folder, which gets the arrays and the files that describe
-            the model. A folder is not that of a run, and has no other weights that `load` would take.
+        path: a file that ends in .npz, .safetensors, .onnx or .stablehlo; or a folder, which gets the arrays and the
+            files that describe the model. A folder is not that of a run, and has no other weights that `load` would
+            take.
         model: the model of the parameters.
         params: the parameters: arrays, or objects with `shape`, `dtype` and `__array__`.
         layout: one of `layout_table.LAYOUTS`: ours; google, the layout of vision_transformer; big_vision; timm or
             huggingface, whose folders their own libraries load. None: timm for a .safetensors file, else ours.
-        dtype: the dtype of the arrays in the file: float32, float16 or bfloat16.
+        dtype: the dtype of the arrays in the file: float32, float16 or bfloat16. A program also computes in it; .onnx
+            files have no bfloat16, .stablehlo files no float16.
+        preprocess: of a program: whether its images are uint8, see `exports.Export`.
+        blocks: of a program: the numbers of the blocks whose tokens it returns besides logits and features.
 
     Raises:
         UserError: the path has another ending or cannot be written, the description would replace a file of another
-            kind, the parameters are not those of the model, the layout cannot express the model, or a value is beyond
-            the range of the dtype.
+            kind, the parameters are not those of the model, the layout or the program cannot express the model, or a
+            value is beyond the range of the dtype.
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
     target = choose_target(path, layout)
+    if target.is_program:
+        _save_program(target, Export(model, params, dtype, preprocess, tuple(blocks)))
+        return
+    refuse((preprocess or blocks, f"preprocess and blocks are for .onnx and .stablehlo files, not for {path}."))
     chosen = LAYOUTS[target.layout]
     arrays = tree.flatten(params)
     _check_parameters(model, arrays)
@@ -164,6 +191,20 @@ def _card(path: Path, model: Model, layout: str) -> dict[str, str]:
     if licence := describe_licence(model):
         tell(f"{path}: this card is not changed; it must state the licence: {licence}")
     return {}
+
+
+def _save_program(target: Target, export: Export) -> None:
+    params = models.merge_adapters(export.params) if models.is_adapted(export.params) else export.params
+    arrays = {name: np.asarray(leaf) for name, leaf in tree.flatten(params).items()}
+    _check_parameters(export.model, arrays)
+    export = export._replace(params=tree.unflatten(arrays))
+    export.check()
+    files = PROGRAMS[target.file.suffix](target.file.name, export)
+    with contextlib.ExitStack() as written, user_errors(f"cannot write {target.file}"):  # replaced when all are written
+        target.prepare(name for name in files if name.endswith(".json"))
+        for name, chunks in files.items():
+            with written.enter_context(atomic_write(target.file.with_name(name))).open("wb") as file:
+                file.writelines(chunks)
 
 
 def _load_file(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:

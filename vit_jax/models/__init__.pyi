@@ -41,11 +41,14 @@ from .operations import TwoLayers as TwoLayers
 from .operations import layer_norm as layer_norm
 from .operations import scaled as scaled
 from .operations import softmax_attention as softmax_attention
+from .pattern import attended_pairs as attended_pairs
 from .pattern import block_distance as block_distance
 from .pattern import block_length as block_length
 from .pattern import summary_size as summary_size
 from .position import RelativePositions as RelativePositions
+from .position import offset_rows as offset_rows
 from .position import relative_table as relative_table
+from .position import table_of_tokens as table_of_tokens
 from .resampling import RESAMPLINGS as RESAMPLINGS
 from .resampling import resample_parameters as resample_parameters
 from .resampling import resample_positions as resample_positions

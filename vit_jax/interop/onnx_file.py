@@ -1,0 +1,463 @@
+"""A ViT as ONNX, written from its spec and its parameters with standard operators that runtimes fuse.
+
+The functions below follow those of `models/`, one for each part. What depends on no image, such as tables of positions
+and angles, is computed here by the functions of the model and becomes a constant. The comments say where the graph
+differs from the model's equations.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import UserError, models
+from vit_jax.config import EXECUTION_FIELDS
+from vit_jax.interop.exports import Export, choose_dtype
+from vit_jax.interop.model_description import header_notes
+from vit_jax.model import Model
+from vit_jax.models import BIASED, ROTARIES, ModelSpec
+
+OPSET, IR_VERSION = 20, 9  # the first with Gelu, of ONNX 1.15; the format's version at that time
+MOST_BYTES = 2**31 - 2**24  # of weights in the file; more of them go beside it: a protobuf has less than 2 GB
+SMALL = 1024  # bytes of a constant that stays in the file
+
+# The fields of the spec that this file writes, with these words or, if none are stated, with any value. Every other
+# field must have its default.
+WRITTEN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("width", "depth", "mlp_dim", "num_heads", "patch_size", "resolution", "num_classes"), ()),
+    **dict.fromkeys(("embed_bias", "pre_norm", "image_mean", "image_std", "registers", "norm_epsilon"), ()),
+    **dict.fromkeys(("relative_clip", "rotary_grid", "rotary_theta", "qk_norm", "attention_window"), ()),
+    **dict.fromkeys(("layer_scale", "pre_logits", "representation_size", "projection", "distilled_head"), ()),
+    "class_token": ("auto", "always"),
+    "position": ("learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"),
+    "position_place": ("stem", "blocks", "shared"),
+    "position_rows": ("all", "class", "patches"),
+    "relative_tables": ("block", "head", "model"),
+    "rotary": ("none", "axial", "centred"),
+    "qkv_bias": ("all", "query_value", "none"),
+    "attention_pattern": ("full", "local", "local2d", "strided", "fixed"),
+    "block": ("standard", "axial"),
+    "activation": ("gelu_tanh", "gelu", "quick_gelu", "swiglu"),
+    "head": ("image", "patches"),
+    "pooling": ("token", "gap", "map", "token_gap"),
+    "final_norm": ("tokens", "pooled"),
+}
+# The fields that change only initial values and training.
+TRAINING = ("position_std", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule", "head_bias", "head_std")
+
+Arrays: TypeAlias = dict[str, Any]  # the parameters of a module, nested as they are in the model
+Value: TypeAlias = Any  # of the graph: an `onnx_ir.Value`
+
+
+def unwritten_fields(model: Model) -> dict[str, Any]:
+    """Returns the fields of a model, with their values, that this file cannot write."""
+    if not isinstance(model.spec, ModelSpec):
+        return {"family": model.spec.family}
+    defaults = models.flatten_spec(ModelSpec())
+    others = {name: value for name, value in model.values.items() if name not in (*EXECUTION_FIELDS, *TRAINING)}
+    return {
+        name: value
+        for name, value in others.items()
+        if value != defaults[name] and (name not in WRITTEN or (WRITTEN[name] and value not in WRITTEN[name]))
+    }
+
+
+def write_onnx(name: str, export: Export) -> dict[str, Iterable[bytes]]:
+    """Returns name -> content of the file `name` and, if the weights are larger than 2 GB, of the one with these.
+
+    Raises:
+        UserError: onnx-ir is not installed, the dtype is neither float32 nor float16, a field of the model is not
+            written, or a weight is beyond the range of float16.
+    """
+    try:
+        import onnx_ir as ir
+    except ImportError:
+        raise UserError("an .onnx file needs onnx-ir: pip install -e '.[onnx]'") from None
+    choose_dtype(".onnx", export.dtype, ("float32", "float16"))
+    if fields := unwritten_fields(export.model):
+        stated = ", ".join(f"{field}={value}" for field, value in fields.items())
+        raise UserError(f"ONNX is not written for a model with {stated}; write a .stablehlo file.")
+    graph = Graph(ir, export.dtype)
+    images = ir.Value(
+        name="images",
+        type=ir.TensorType(ir.DataType[export.image_dtype.replace("float32", "float").upper()]),
+        shape=ir.Shape(export.shape),
+    )
+    found = _network(graph, export, images)
+    shapes = _output_shapes(export.model.vit)
+    outputs = [graph.output(found[name], name, shapes.get(name, shapes["block"])) for name in export.outputs]
+    beside, chunks = f"{name}.data", list[bytes]()
+    if sum(value.const_value.nbytes for value in graph.constants) > MOST_BYTES:
+        chunks = graph.move_beside(beside)
+    content = ir.Graph(
+        [images], outputs, nodes=graph.nodes, initializers=graph.constants, opset_imports={"": OPSET}, name="vit"
+    )
+    whole = ir.Model(content, ir_version=IR_VERSION, producer_name="vit_jax")
+    whole.metadata_props.update(header_notes(export.model))
+    return {name: [ir.to_proto(whole).SerializeToString()], **({beside: chunks} if chunks else {})}
+
+
+class Graph:
+    """The nodes and constants of a graph under construction.
+
+    Attributes:
+        dtype: float32 or float16, of the constants that are added next.
+        nodes: the nodes, in their order.
+        constants: the constants, each once.
+    """
+
+    def __init__(self, ir: Any, dtype: str):
+        self._ir, self.dtype = ir, dtype
+        self.nodes: list[Any] = []
+        self.constants: list[Value] = []
+
+    def constant(self, array: Any) -> Value:
+        """Returns a constant; floating-point numbers are cast to `dtype`.
+
+        Raises:
+            UserError: a value is beyond the range of the dtype.
+        """
+        array = np.asarray(array)
+        if array.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                cast = array.astype(self.dtype)
+            if (np.isinf(cast) & np.isfinite(array)).any():
+                raise UserError(f"a weight is beyond the range of {self.dtype}; write the file in float32.")
+            array = cast
+        number = f"c{len(self.constants)}"
+        tensor = self._ir.tensor(np.asarray(array, order="C"), name=number)
+        value = self._ir.Value(
+            name=number, type=self._ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
+        )
+        self.constants.append(value)
+        return value
+
+    def many(self, kind: str, count: int, *inputs: Any, **attributes: Any) -> list[Value]:
+        """Returns the outputs of a new node. Arrays and numbers among the inputs become constants."""
+        values = [one if isinstance(one, self._ir.Value) else self.constant(one) for one in inputs]
+        node = self._ir.node(kind, values, attributes, num_outputs=count, name=f"{kind}_{len(self.nodes)}")
+        for number, value in enumerate(node.outputs):
+            value.name = f"v{len(self.nodes)}_{number}"
+        self.nodes.append(node)
+        return list(node.outputs)
+
+    def __getattr__(self, kind: str) -> Callable[..., Value]:
+        """Returns the function that adds a node of this kind and returns its only output."""
+        return lambda *inputs, **attributes: self.many(kind, 1, *inputs, **attributes)[0]
+
+    def cast(self, x: Value) -> Value:
+        """Returns `x` in `dtype`."""
+        return self.Cast(x, to=int(self._ir.DataType[self.dtype.replace("float32", "float").upper()]))
+
+    def reshape(self, x: Value, *shape: int) -> Value:
+        """Returns `x` in another shape, in which 0 stands for the size that it has there, and -1 for the rest."""
+        return self.Reshape(x, np.array(shape, np.int64))
+
+    def output(self, x: Value, name: str, shape: tuple[int, ...]) -> Value:
+        """Returns `x` as a float32 output of the graph, with this shape of each image's part."""
+        self.dtype = "float32"
+        value = self.cast(x)
+        value.name, value.type = name, self._ir.TensorType(self._ir.DataType.FLOAT)
+        value.shape = self._ir.Shape(("batch", *shape))
+        return value
+
+    def move_beside(self, name: str) -> list[bytes]:
+        """Replaces weights by references to a file `name`, and returns what that file contains.
+
+        Small constants stay, since runtimes read shapes among them before they read other files.
+        """
+        chunks, offset = [], 0
+        for value in self.constants:
+            tensor, content = value.const_value, value.const_value.tobytes()
+            if len(content) < SMALL:
+                continue
+            value.const_value = self._ir.ExternalTensor(
+                name, offset, len(content), tensor.dtype, shape=tensor.shape, name=value.name
+            )
+            chunks.append(content)
+            offset += len(content)
+        return chunks
+
+    def dense(self, x: Value, kernel: Any, bias: Any = None) -> Value:
+        """Returns `x @ kernel + bias`; the kernel is [inputs, outputs], or several dimensions of each as in `Dense`."""
+        product = self.MatMul(x, kernel)
+        return product if bias is None else self.Add(product, np.reshape(bias, -1))
+
+    def norm(self, x: Value, arrays: Arrays, epsilon: float) -> Value:
+        """Returns LayerNorm of the last dimension."""
+        return self.LayerNormalization(x, arrays["scale"], arrays["bias"], axis=-1, epsilon=epsilon)
+
+
+def _network(g: Graph, export: Export, images: Value) -> dict[str, Value]:
+    """Adds the network and returns its outputs by name: `Model.apply`."""
+    spec, params, loss = export.model.vit, export.params, export.model.loss
+    x = _embed(g, spec, params, _normalised(g, export, images))
+    encoder, blocks = params["encoder"], {}
+    if spec.stem.pre_norm:
+        x = g.norm(x, encoder["pre_norm"], spec.block.norm_epsilon)
+    shared = _shared(g, spec)
+    for number in range(spec.depth):
+        layer = _row(encoder["blocks"], number)
+        x = BLOCKS[spec.block.kind](g, spec, layer, encoder, shared, x)
+        blocks[f"block_{number}"] = x
+    if spec.head.final_norm == "tokens":
+        x = g.norm(x, encoder["norm"], spec.block.norm_epsilon)
+    logits, features = _classify(g, spec, params, x)
+    found = {"logits": logits, "features": features, **blocks}
+    if "probabilities" in export.outputs:
+        found["probabilities"] = g.Softmax(logits, axis=-1) if loss == "softmax" else g.Sigmoid(logits)
+    return found
+
+
+def _output_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the outputs for one image."""
+    patches = (math.prod(spec.grid),) if spec.head.kind == "patches" else ()
+    logits = (*patches, spec.head.num_classes)
+    shapes = {"logits": logits, "probabilities": logits, "features": (spec.feature_width,)}
+    return shapes | {"block": (spec.tokens, spec.width)}
+
+
+def _row(stacked: Arrays, number: int) -> Arrays:
+    return {k: _row(v, number) if isinstance(v, dict) else v[number] for k, v in stacked.items()}
+
+
+def _normalised(g: Graph, export: Export, images: Value) -> Value:
+    """Returns the values that the patches are made of: `value_range` and `vit.normalise` in one step, in float32."""
+    scale, shift = export.scale_and_shift
+    mean, std = (np.array(values) for values in (export.model.vit.stem.mean, export.model.vit.stem.std))
+    scale, shift = scale * 0.5 / std, (shift * 0.5 + 0.5 - mean) / std
+    dtype, g.dtype = g.dtype, "float32"
+    x = g.cast(images) if export.preprocess else images
+    if not ((scale == 1).all() and (shift == 0).all()):
+        x = g.Add(g.Mul(x, scale), shift)
+    g.dtype = dtype
+    return g.cast(x) if dtype != "float32" else x
+
+
+def _embed(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
+    """Returns the tokens: patches E + what is added to each token (equation 1)."""
+    size, (rows, columns) = spec.stem.patch_size, spec.grid
+    x = g.Transpose(g.reshape(x, 0, rows, size, columns, size, 3), perm=[0, 1, 3, 2, 4, 5])
+    kernel = params["embed"]["kernel"]
+    x = g.MatMul(g.reshape(x, 0, rows * columns, size * size * 3), kernel.reshape(-1, spec.width))
+    added = np.zeros((spec.tokens, spec.width), np.float32)
+    if spec.stem.bias:
+        added[spec.prefix_rows :] += params["embed"]["bias"]
+    if spec.class_rows:
+        added[0] += params["cls"]
+    if spec.prefix.registers:
+        added[spec.class_rows : spec.prefix_rows] += params["registers"]
+    if spec.position.owner == "model" and (table := _table(spec, params)) is not None:
+        added += table
+    if spec.prefix_rows:
+        x = g.Pad(x, np.array([0, spec.prefix_rows, 0, 0, 0, 0]))
+    return g.Add(x, added)
+
+
+def _table(spec: ModelSpec, arrays: Arrays) -> np.ndarray | None:
+    """Returns the table of positions whose parameters are among the arrays; None: there is none."""
+    table = models.table_of_tokens(lambda name, *_: jnp.asarray(arrays[name]), spec)
+    return None if table is None else np.asarray(table)
+
+
+class Shared(NamedTuple):
+    """What all blocks share: constants of the graph; None where the model has none.
+
+    Attributes:
+        rotation: cosines, and sines with the sign of the channel that each is multiplied with.
+        offsets: for each pair of tokens, its place among the products of all queries with all rows of the table.
+        pattern: 0 for the pairs of tokens that attend to each other, else minus infinity.
+    """
+
+    rotation: tuple[Value, Value] | None
+    offsets: Value | None
+    pattern: Value | None
+
+
+def _shared(g: Graph, spec: ModelSpec) -> Shared:
+    rotation = offsets = pattern = None
+    if (angles := ROTARIES[spec.position.rotary](spec)) is not None:
+        signs = np.tile([-1.0, 1.0], angles.shape[1])
+        rotation = tuple(
+            g.constant(each) for each in (np.cos(angles).repeat(2, 1), np.sin(angles).repeat(2, 1) * signs)
+        )
+    if spec.position.is_relative:
+        count = _relative_rows(spec)
+        rows = models.offset_rows(spec, count)
+        offsets = g.constant(np.arange(spec.tokens)[:, None] * (count + 1) + rows)
+    if spec.attention.is_sparse:
+        pattern = g.constant(np.where(models.attended_pairs(spec), 0.0, -np.inf))
+    return Shared(rotation, offsets, pattern)
+
+
+def _relative_rows(spec: ModelSpec) -> int:
+    """Returns the number of rows of a table of relative positions."""
+    return models.relative_table(lambda name, init, shape, dtype: jnp.empty(shape), spec).shape[-2]
+
+
+def _block(g: Graph, spec: ModelSpec, layer: Arrays, encoder: Arrays, shared: Shared, x: Value) -> Value:
+    """Returns the tokens after a block (equations 2 and 3)."""
+    epsilon = spec.block.norm_epsilon
+    if spec.position.place != "stem":
+        x = g.Add(x, _table(spec, encoder if spec.position.owner == "encoder" else layer))
+    y = _attention(g, spec, layer["attention"], encoder, shared, g.norm(x, layer["norm1"], epsilon))
+    x = g.Add(x, _scaled(g, layer, "layer_scale1", y))
+    y = _mlp(g, spec, layer["mlp"], g.norm(x, layer["norm2"], epsilon))
+    return g.Add(x, _scaled(g, layer, "layer_scale2", y))
+
+
+def _scaled(g: Graph, layer: Arrays, name: str, x: Value) -> Value:
+    return g.Mul(x, layer[name]) if name in layer else x
+
+
+def _axial_block(g: Graph, spec: ModelSpec, layer: Arrays, encoder: Arrays, shared: Shared, x: Value) -> Value:
+    """Returns the tokens after two blocks: to the first a row of patches is an image, to the second a column."""
+    rows, columns = spec.grid
+    x = g.reshape(x, -1, columns, spec.width)
+    x = _block(g, spec, layer["rows"], encoder, shared, x)
+    x = g.Transpose(g.reshape(x, -1, rows, columns, spec.width), perm=[0, 2, 1, 3])
+    x = _block(g, spec, layer["columns"], encoder, shared, g.reshape(x, -1, rows, spec.width))
+    x = g.Transpose(g.reshape(x, -1, columns, rows, spec.width), perm=[0, 2, 1, 3])
+    return g.reshape(x, -1, rows * columns, spec.width)
+
+
+BLOCKS = {"standard": _block, "axial": _axial_block}
+
+
+def _attention(g: Graph, spec: ModelSpec, arrays: Arrays, encoder: Arrays, shared: Shared, x: Value) -> Value:
+    """Returns the result of self-attention (equations 5 to 8)."""
+    heads, size = spec.attention.num_heads, spec.head_dim
+    kernel, biased, bias = arrays["qkv"]["kernel"], BIASED[spec.attention.qkv_bias], np.zeros((3, heads, size))
+    if biased is None or biased:
+        bias[slice(None) if biased is None else list(biased)] = arrays["qkv"]["bias"]
+    x = g.dense(x, kernel.reshape(spec.width, -1), bias)
+    x = g.Transpose(g.reshape(x, 0, 0, 3 * heads, size), perm=[0, 2, 1, 3])
+    query, key, value = g.many("Split", 3, x, axis=1, num_outputs=3)  # [batch, heads, tokens, head_dim]
+    if spec.attention.qk_norm:
+        query, key = (
+            g.norm(part, arrays[name], spec.block.norm_epsilon)
+            for part, name in ((query, "query_norm"), (key, "key_norm"))
+        )
+    if shared.rotation:
+        query, key = (_rotated(g, part, *shared.rotation) for part in (query, key))
+    query = g.Mul(query, size**-0.5)
+    scores = g.MatMul(query, g.Transpose(key, perm=[0, 1, 3, 2]))
+    if spec.position.is_relative:
+        table = _relative_table(spec, encoder if spec.position.owner == "encoder" else arrays)
+        # The products of each query with all rows of the table, of which `offsets` chooses one for each key.
+        products = g.reshape(g.MatMul(query, table.swapaxes(-1, -2)), 0, 0, -1)
+        scores = g.Add(scores, g.Gather(products, shared.offsets, axis=2))
+    if shared.pattern is not None:
+        scores = g.Add(scores, shared.pattern)
+    attended = g.Transpose(g.MatMul(g.Softmax(scores, axis=-1), value), perm=[0, 2, 1, 3])
+    out = arrays["out"]
+    return g.dense(g.reshape(attended, 0, 0, spec.width), out["kernel"].reshape(-1, spec.width), out["bias"])
+
+
+def _rotated(g: Graph, x: Value, cos: Value, sin: Value) -> Value:
+    """Returns `x` with every pair of channels turned; the sines have the sign of the other channel of the pair."""
+    other = np.arange(cos.shape[1]).reshape(-1, 2)[:, ::-1].reshape(-1)
+    return g.Add(g.Mul(x, cos), g.Mul(g.Gather(x, other, axis=3), sin))
+
+
+def _relative_table(spec: ModelSpec, arrays: Arrays) -> np.ndarray:
+    """Returns the table of relative positions, with a last row of zeros for the pairs without an offset."""
+    table = np.asarray(models.relative_table(lambda name, *_: jnp.asarray(arrays[name]), spec))
+    return np.pad(table, (*((0, 0),) * (table.ndim - 2), (0, 1), (0, 0)))
+
+
+def _mlp(g: Graph, spec: ModelSpec, arrays: Arrays, x: Value) -> Value:
+    return g.dense(
+        ACTIVATIONS[spec.block.activation](g, arrays, x), arrays["dense2"]["kernel"], arrays["dense2"]["bias"]
+    )
+
+
+def _dense1(g: Graph, arrays: Arrays, x: Value) -> Value:
+    return g.dense(x, arrays["dense1"]["kernel"], arrays["dense1"]["bias"])
+
+
+def _quick_gelu(g: Graph, arrays: Arrays, x: Value) -> Value:
+    x = _dense1(g, arrays, x)
+    return g.Mul(x, g.Sigmoid(g.Mul(x, 1.702)))
+
+
+def _swiglu(g: Graph, arrays: Arrays, x: Value) -> Value:
+    kernel, bias = arrays["dense1_gated"]["kernel"], arrays["dense1_gated"]["bias"]
+    first, second = (g.dense(x, kernel[:, part], bias[part]) for part in range(2))
+    return g.Mul(g.Mul(first, g.Sigmoid(first)), second)
+
+
+# The hidden channels of an MLP.
+ACTIVATIONS: dict[str, Callable[[Graph, Arrays, Value], Value]] = {
+    "gelu_tanh": lambda g, arrays, x: g.Gelu(_dense1(g, arrays, x), approximate="tanh"),
+    "gelu": lambda g, arrays, x: g.Gelu(_dense1(g, arrays, x)),
+    "quick_gelu": _quick_gelu,
+    "swiglu": _swiglu,
+}
+
+
+def _token(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
+    return g.Gather(x, np.array(0), axis=1)
+
+
+def _patches(g: Graph, spec: ModelSpec, x: Value) -> Value:
+    return g.Slice(x, np.array([spec.prefix_rows]), np.array([spec.tokens]), np.array([1])) if spec.prefix_rows else x
+
+
+def _mean(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
+    return g.ReduceMean(_patches(g, spec, x), np.array([1]), keepdims=0)
+
+
+def _probe(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
+    """Returns the result of `AttentionPooling`.
+
+    The query is a constant, so that its product with the keys is one of the patches with a matrix.
+    """
+    arrays, heads, size = params["map_head"], spec.attention.num_heads, spec.head_dim
+    attention, x = arrays["attention"], _patches(g, spec, x)
+    query, key, value = (attention[name] for name in ("query", "key", "value"))
+    constant = np.einsum("w,whd->hd", arrays["probe"], query["kernel"]) + query["bias"]
+    constant *= size**-0.5
+    scores = g.dense(x, np.einsum("whd,hd->wh", key["kernel"], constant), np.einsum("hd,hd->h", key["bias"], constant))
+    weights = g.Softmax(g.Transpose(scores, perm=[0, 2, 1]), axis=-1)
+    values = g.reshape(g.dense(x, value["kernel"].reshape(spec.width, -1), value["bias"]), 0, 0, heads, size)
+    values = g.Transpose(values, perm=[0, 2, 1, 3])
+    x = g.reshape(g.MatMul(g.Unsqueeze(weights, np.array([2])), values), 0, spec.width)
+    x = g.dense(x, attention["out"]["kernel"].reshape(-1, spec.width), attention["out"]["bias"])
+    return g.Add(x, _mlp(g, spec, arrays["mlp"], g.norm(x, arrays["norm"], spec.block.norm_epsilon)))
+
+
+def _token_and_mean(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
+    return g.Concat(_token(g, spec, params, x), _mean(g, spec, params, x), axis=1)
+
+
+POOLINGS = {"token": _token, "gap": _mean, "map": _probe, "token_gap": _token_and_mean}
+
+
+def _classify(g: Graph, spec: ModelSpec, params: Arrays, tokens: Value) -> tuple[Value, Value]:
+    """Returns logits and features, in float32 like the head: `ViT._classify`."""
+    head, x = spec.head, POOLINGS[spec.head.pooling](g, spec, params, tokens)
+    is_narrow, g.dtype = g.dtype != "float32", "float32"
+    x = g.cast(x) if is_narrow else x
+    if head.final_norm == "pooled":
+        x = g.norm(x, params["pooled_norm"], spec.block.norm_epsilon)
+    pooled = x
+    if head.kind == "patches":
+        x = _patches(g, spec, tokens)
+        x = g.cast(x) if is_narrow else x
+    if head.projection:
+        x = g.dense(x, params["projection"]["kernel"])
+    if head.pre_logits:
+        x = g.Tanh(g.dense(x, params["pre_logits"]["kernel"], params["pre_logits"]["bias"]))
+    features = pooled if head.kind == "patches" else x
+    if not head.num_classes:
+        return x, features
+    logits = g.dense(x, params["head"]["kernel"], params["head"]["bias"])
+    if head.distilled:
+        x = g.Gather(tokens, np.array(spec.class_rows), axis=1)
+        x = g.cast(x) if is_narrow else x
+        second = g.dense(x, params["distilled_head"]["kernel"], params["distilled_head"]["bias"])
+        logits = g.Mul(g.Add(logits, second), 0.5)
+    return logits, features
