@@ -116,7 +116,14 @@ def other(key, value):
     words = {"pooling": "gap", "position": "none", "dtype": "bfloat16", "attention": "tokens_first"}
     words |= {"mlp": "shard_map", "remat": "full", "final_norm": "pooled", "class_token": "always", "registers": 4}
     words |= {"position_rows": "patches", "rotary": "axial", "rotary_grid": 16, "activation": "gelu"}
-    words |= {"rotary_theta": 100.0, "qkv_bias": "none", "projection": 8, "map_heads": 4, "map_mlp_dim": 8}
+    words |= {
+        "rotary_theta": 100.0,
+        "qkv_bias": "none",
+        "projection": 8,
+        "map_heads": 4,
+        "map_mlp_dim": 8,
+        "norm": "rms",
+    }
     words |= {"attention_pattern": "strided", "attention_window": 7, "stochastic_depth_schedule": "constant"}
     words |= {"position_place": "shared", "relative_tables": "head", "relative_clip": 2}
     words |= {"stem_epsilons": "timm", "image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.4)}

@@ -311,7 +311,12 @@ def test_older_files_of_timm_state_the_same():
             True,
             "model_args states pool_include_prefix True, which vit_jax does not",
         ),
-        ("model_args", "norm_layer", "rmsnorm", "model_args states norm_layer 'rmsnorm', .* but only the default"),
+        (
+            "model_args",
+            "norm_layer",
+            "groupnorm",
+            "model_args states norm_layer 'groupnorm', .* but only 'layernorm' or",
+        ),
         ("model_args", "use_naflex", True, "model_args states use_naflex, which vit_jax does not know; if it does not"),
         ("pretrained_cfg", "label_offset", 1, "pretrained_cfg states label_offset 1"),
         ("timm", "tomorrow", 1, r"config\.json states tomorrow, which vit_jax does not know"),

@@ -1,4 +1,4 @@
-"""timm's Eva: the outputs of timm's own code at any resolution, the arrays of the file again, and clear refusals."""
+"""timm's Eva, and RMSNorm: timm's outputs at any resolution, the arrays of the file again, and clear refusals."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
 NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva02_tiny", "timm_eva02_base", "timm_eva_giant")
-NAMES += ("timm_pe", "timm_pe_giant")
+NAMES += ("timm_pe", "timm_pe_giant", "timm_rms")
 SQUARES = ((32, 32), (48, 48))
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {

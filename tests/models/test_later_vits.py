@@ -1,5 +1,7 @@
 """What later ViTs added: against a direct evaluation in float64, in training, on several devices."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import scipy.special
 
 from tests.models.test_models import apply, count, images_of, params_of, tiny
 from tests.test_sharding import on, trained
-from vit_jax import UserError, interop, kernels, tree
+from vit_jax import UserError, interop, kernels, models, tree
 from vit_jax.model import create, parameter_shapes
 from vit_jax.models import PlainOps
 from vit_jax.models.mlp import ACTIVATIONS
@@ -252,12 +254,33 @@ def test_mean_and_deviation_are_a_step_of_the_model():
     np.testing.assert_allclose(apply(model, params, images)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_rms_norm_is_the_direct_evaluation():
+    """Of rows whose mean is not zero; in training as in the plain form, and no norm has a bias."""
+    x, scale = np.random.default_rng(0).normal(2, 1, (5, 32)), np.linspace(0.5, 2, 32)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * scale
+    np.testing.assert_allclose(
+        models.rms_norm(*(jnp.asarray(each, jnp.float32) for each in (x, scale)), 1e-3), expected, atol=1e-5
+    )
+    model = tiny(norm="rms", qk_norm=True, mlp_norm=True, pre_norm=True, depth=1)
+    params = params_of(model)
+    assert not [name for name in tree.flatten(params) if "norm" in name and name.endswith("/bias")]
+    with jax.default_matmul_precision("highest"):
+        found, plain = (
+            jax.jit(functools.partial(model.apply, ops=ops))(params, images_of())[0] for ops in (None, PlainOps())
+        )
+    np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-5)
+
+
 CHANGES = {"qk_norm": True, "rotary": "axial", "registers": 2}
 
 
 @pytest.mark.parametrize(
     "fields",
-    [CHANGES, *(pytest.param(fields, marks=pytest.mark.slow) for fields in ({"registers": 4}, {"qk_norm": True}))],
+    [
+        CHANGES,
+        *(pytest.param(fields, marks=pytest.mark.slow) for fields in ({"registers": 4}, {"qk_norm": True})),
+        pytest.param({"qk_norm": True, "norm": "rms"}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernel_is_the_plain_form(fields):
     """Logits and the gradients of all parameters."""

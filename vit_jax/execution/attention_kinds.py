@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.execution.choose import SMALLEST_TPU, AttentionSizes, choose_attention, choose_packing
-from vit_jax.execution.norms_and_products import add_bias, layer_norm, product
+from vit_jax.execution.norms_and_products import add_bias, norm, product
 from vit_jax.execution.sparse_attention import attend_in_pattern
 from vit_jax.execution.tpu import fused
 from vit_jax.kernels import Packing
@@ -40,7 +40,7 @@ def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras
     """Returns the queries, keys and values of all images (equation 5), normalised and rotated as `extras` says."""
     kernel = gather(kernel, "qkv/kernel", x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim"))
-    return extras.normalised_and_rotated(qkv, layer_norm)
+    return extras.normalised_and_rotated(qkv, norm)
 
 
 def heads_first(qkv: QKV, scores: ScoreFunction | None = None) -> tuple[Attended, AttentionWeights]:

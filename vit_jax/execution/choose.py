@@ -199,7 +199,7 @@ def allows_fused_mlp(spec: ModelSpec) -> bool:
     no LayerScale, no norm of the hidden channels.
     """
     block = spec.block
-    more = block.layer_scale or block.mlp_norm or block.dropout_rate or block.stochastic_depth
+    more = block.norm != "layer" or block.layer_scale or block.mlp_norm or block.dropout_rate or block.stochastic_depth
     return block.activation == "gelu_tanh" and block.kind == "standard" and not more
 
 

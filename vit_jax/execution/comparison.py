@@ -80,7 +80,9 @@ def draw_extras(spec: ModelSpec, heads: int) -> AttentionExtras:
     clipped table's first and last row are sums of most pairs, in which roundings to bfloat16 outweigh what is left.
     """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
-    norms = [(jnp.asarray(1 + scale), jnp.asarray(bias)) for scale, bias in drawn] if spec.attention.qk_norm else []
+    has_bias = spec.block.norm == "layer"
+    norms = [(jnp.asarray(1 + scale), jnp.asarray(bias) if has_bias else None) for scale, bias in drawn]
+    norms = norms if spec.attention.qk_norm else []
     extras = AttentionExtras(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
     if not spec.position.is_relative:
         return extras

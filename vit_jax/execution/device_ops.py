@@ -90,9 +90,9 @@ class DeviceOps(PlainOps):
         """See `PlainOps`."""
         return dense_layers.dense(x, self._cast(kernel, x.dtype), bias, name)
 
-    def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
-        """Returns LayerNorm, whose backward pass is written out."""
-        return norms_and_products.layer_norm(x, scale, bias, epsilon)
+    def norm(self, x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
+        """Returns LayerNorm, whose backward pass is written out, or RMSNorm."""
+        return norms_and_products.norm(x, scale, bias, epsilon)
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the approximate GELU, whose gradient has few operations."""

@@ -121,6 +121,11 @@ def _flat(x: Array) -> Array:
 narrowing_product.defvjp(_product_forward, _narrowing_backward)
 
 
+def norm(x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
+    """Returns LayerNorm of each row; without a bias, RMSNorm. See `models.PlainOps.norm`."""
+    return models.rms_norm(x, scale, epsilon) if bias is None else layer_norm(x, scale, bias, epsilon)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
     """Returns LayerNorm of each row, see `models.layer_norm`. Only reverse-mode differentiation works.

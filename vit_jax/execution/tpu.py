@@ -32,7 +32,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
         x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias
     ) -> Float[Array, "*rows channels"]:
         _, _, heads, head_dim = kernel.shape
-        if extras.norms:
+        if extras.norms and extras.norms[0][1] is not None:
             kernel, bias = centred(kernel), centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
         tables = kernel_tables(extras, norms, packing, heads, head_dim)
@@ -71,7 +71,11 @@ def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 
 
 def norm_rows(extras: AttentionExtras) -> Float[Array, "rows head_dim"]:
     """Returns four rows: scale and bias of the queries' norm, then of the keys'. There are no rows without norms."""
-    return jnp.stack([each for norm in extras.norms for each in norm]) if extras.norms else jnp.zeros((0, 1))
+    if not extras.norms:
+        return jnp.zeros((0, 1))
+    return jnp.stack(
+        [each for scale, bias in extras.norms for each in (scale, jnp.zeros_like(scale) if bias is None else bias)]
+    )
 
 
 def kernel_tables(

@@ -99,7 +99,8 @@ ARGUMENT_KEYS = Keys(
         "preact": (True,),
         "basic": (False,),
         "bottle_ratio": (0.25,),
-        **dict.fromkeys(("embed_layer", "embed_norm_layer", "norm_layer"), ()),
+        "norm_layer": ("layernorm", "rmsnorm"),  # told by the arrays; the epsilon is that of `DEFAULTS`
+        **dict.fromkeys(("embed_layer", "embed_norm_layer"), ()),
         **dict.fromkeys(("block_fn", "mlp_layer", "attn_layer", "conv_layer"), ()),
     },
 )
@@ -305,6 +306,8 @@ def describe_vit(name: str, model: Model) -> dict[str, str]:
         args["reg_tokens"] = value("registers")
     if not swiglu:
         args["act_layer"] = value("activation")
+    if value("norm") == "rms":
+        args["norm_layer"] = "rmsnorm"
     architecture = GATED if swiglu else nearest_name(model)
     if value("stem") == "resnet":
         if value("stages") not in HYBRIDS or value("stem_width") != 64:

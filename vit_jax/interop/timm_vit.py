@@ -70,7 +70,7 @@ OLDER_NAMES = (
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
     *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
-    *("activation", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
+    *("activation", "norm", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
     *("stem", "stem_epsilons", "stages", "distilled_head"),
 )
 
@@ -101,6 +101,8 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
     attention_pooling = names.map_head.prefix + names.map_head.probe in arrays
     fields["pooling"] = "map" if attention_pooling else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
+    norms = [name for name in arrays if name.startswith(names.blocks) and name.endswith("norm1.bias")]
+    fields["norm"] = "layer" if norms else "rms"
     query_norm = f"{names.blocks}0.{names.qk_norms[0]}weight"
     fields["qk_norm"] = query_norm in arrays
     if fields["qk_norm"]:
@@ -249,6 +251,7 @@ CLIP = dataclasses.replace(
     requires=required_defaults((*STATED, "pre_norm", "projection"))
     | {
         "pre_norm": (True,),
+        "norm": ("layer",),
         "embed_bias": (False,),
         "stem": ("patches",),
         "distilled_head": (False,),

@@ -145,6 +145,8 @@ def model_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     if spec.head.num_classes:
         for ours, theirs in names.heads.items():
             table |= dense_leaves(ours, theirs)
+    if spec.block.norm == "rms":  # without biases
+        table = {name: part for name, part in table.items() if not re.search(r"norm\d?/bias$", name)}
     return table
 
 

@@ -39,6 +39,7 @@ from .operations import Rows as Rows
 from .operations import Tokens as Tokens
 from .operations import TwoLayers as TwoLayers
 from .operations import layer_norm as layer_norm
+from .operations import rms_norm as rms_norm
 from .operations import scaled as scaled
 from .operations import softmax_attention as softmax_attention
 from .pattern import attended_pairs as attended_pairs

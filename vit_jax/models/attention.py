@@ -4,7 +4,7 @@ import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 
 from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Pattern
-from vit_jax.models.layers import Dense, LayerNorm
+from vit_jax.models.layers import Dense, norm_of
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
@@ -49,7 +49,7 @@ class SelfAttention(nn.Module):
     def _extras(self, shared: RelativeTable | None) -> AttentionExtras:
         spec, ops, epsilon, relative = self.spec, self.ops, self.spec.block.norm_epsilon, None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = tuple(LayerNorm(epsilon, ops, name=name).arrays(spec.head_dim) for name in names)
+        norms = tuple(norm_of(spec.block, ops, name).arrays(spec.head_dim) for name in names)
         if spec.position.is_relative:
             relative = RelativePositions(spec, relative_table(self.param, spec) if shared is None else shared)
         pattern = Pattern(spec) if spec.attention.is_sparse else None

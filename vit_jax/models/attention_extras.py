@@ -12,13 +12,13 @@ from vit_jax.models.rotary import Angles, rotate
 from vit_jax.models.spec import ModelSpec
 
 Channels: TypeAlias = Float[Array, " width"]
-NormArrays: TypeAlias = tuple[Channels, Channels]  # scale and bias
+NormArrays: TypeAlias = tuple[Channels, Channels | None]  # scale and bias; without a bias it is RMSNorm
 QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 ScoreFunction: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
-Norm: TypeAlias = Callable[[PerToken, Channels, Channels, float], PerToken]
+Norm: TypeAlias = Callable[[PerToken, Channels, Channels | None, float], PerToken]
 
 
 class Pattern(NamedTuple):
@@ -36,7 +36,7 @@ class AttentionExtras(NamedTuple):
     """The additions of a model to equations 5 to 7; by default, there are none.
 
     Attributes:
-        norms: scale and bias of the LayerNorm of queries, then of keys, over the channels of each head; empty: none.
+        norms: scale and bias of the norm of queries, then of keys, over the channels of each head; empty: none.
         epsilon: the epsilon of these norms.
         angles: by which queries and keys are rotated after their norm; None: not at all.
         relative: the relative positions; None: there are none.

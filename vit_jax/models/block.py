@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.attention import SelfAttention
 from vit_jax.models.attention_extras import AttentionWeights
-from vit_jax.models.layers import LayerNorm, dropout
+from vit_jax.models.layers import dropout, norm_of
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.operations import PlainOps, Rows
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
@@ -59,12 +59,12 @@ class Block(nn.Module):
         if spec.position.place != "stem":
             x = ops.add(x, _position_table(self, spec, ops) if shared is None else shared)
         # Equation 2: z' = MSA(LN(z)) + z.
-        y = LayerNorm(spec.block.norm_epsilon, ops, name="norm1")(x)
+        y = norm_of(spec.block, ops, "norm1")(x)
         y, weights = SelfAttention(spec, ops, name="attention")(y, shared if spec.position.is_relative else None)
         x = x + self._branch("layer_scale1", dropout(self, y, ops), drop_rate)
         # Equation 3: z = MLP(LN(z')) + z'. One operation, since one kernel may compute it.
         epsilon, mlp = spec.block.norm_epsilon, Mlp(spec, ops, name="mlp")
-        norm = LayerNorm(epsilon, ops, name="norm2").arrays(spec.width)
+        norm = norm_of(spec.block, ops, "norm2").arrays(spec.width)
         x = ops.add_mlp(x, norm, epsilon, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
         return ops.place(x, "batch", "width"), weights
 

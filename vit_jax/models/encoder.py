@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from vit_jax.models.adapters import is_adapted, merge_adapters
 from vit_jax.models.block import BLOCKS, shared_positions
-from vit_jax.models.layers import LayerNorm
+from vit_jax.models.layers import norm_of
 from vit_jax.models.operations import PlainOps, Rows, Tokens
 from vit_jax.models.spec import ROTARY_THETA, DepthSchedule, ModelSpec, PositionSpec
 from vit_jax.tree import ArrayTree
@@ -19,9 +19,9 @@ STOCHASTIC_DEPTHS: dict[DepthSchedule, float] = {"linear": 0.0, "constant": 1.0}
 
 
 class Encoder(nn.Module):
-    """The blocks, then a LayerNorm (equation 4). The parameters of the blocks have a leading layer axis.
+    """The blocks, then a norm (equation 4). The parameters of the blocks have a leading layer axis.
 
-    With `final_norm=pooled` there is no LayerNorm after the blocks, because it follows the pooling. With `pre_norm`
+    With `final_norm=pooled` there is no norm after the blocks, because it follows the pooling. With `pre_norm`
     there is another one before them.
     """
 
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
         stacks = self._stacks()
         shared = shared_positions(self, spec, ops)
         if spec.stem.pre_norm:
-            x = LayerNorm(spec.block.norm_epsilon, ops, name="pre_norm")(x)
+            x = norm_of(spec.block, ops, "pre_norm")(x)
         key = self.make_rng("dropout") if self.has_rng("dropout") else None
         first, last = STOCHASTIC_DEPTHS[spec.block.stochastic_depth_schedule], spec.block.stochastic_depth
         rates = jnp.linspace(first * last, last, spec.depth)
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
         x, out = ops.run_blocks(step, x, stacks, rates)
         # The norm of equation 4.
         x = ops.place(ops.tokens(x), "batch", "tokens", "width")
-        return x if spec.head.final_norm == "pooled" else LayerNorm(spec.block.norm_epsilon, ops, name="norm")(x), out
+        return x if spec.head.final_norm == "pooled" else norm_of(spec.block, ops, "norm")(x), out
 
     def _stacks(self) -> tuple[ArrayTree, ...]:
         """Returns the parameters of the blocks as one stack, or as the consecutive stacks into which training split it.

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.attention_extras import NormArrays
 from vit_jax.models.operations import DenseArrays, PlainOps, Rows
+from vit_jax.models.spec import BlockSpec, NormKind
 
 
 class Dense(nn.Module):
@@ -74,6 +75,23 @@ class LayerNorm(nn.Module):
         """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
         scale, bias = self.arrays(x.shape[-1])
         return self.ops.norm(x, scale, bias, self.epsilon)
+
+
+class RmsNorm(LayerNorm):
+    """A norm without mean and bias over the last dimension, see `operations.rms_norm`."""
+
+    @nn.compact
+    def arrays(self, channels: int) -> NormArrays:
+        """Returns the scale, and None for the bias."""
+        return self.param("scale", nn.initializers.ones, (channels,)), None
+
+
+NORMS: dict[NormKind, type[LayerNorm]] = {"layer": LayerNorm, "rms": RmsNorm}
+
+
+def norm_of(block: BlockSpec, ops: PlainOps, name: str) -> LayerNorm:
+    """Returns a norm of a model, the submodule `name` of the calling module."""
+    return NORMS[block.norm](block.norm_epsilon, ops, name=name)
 
 
 def dropout(module: nn.Module, x: Rows, ops: PlainOps) -> Rows:

@@ -8,7 +8,7 @@ import flax.linen as nn
 from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
-from vit_jax.models.layers import Dense, LayerNorm, dropout
+from vit_jax.models.layers import Dense, dropout, norm_of
 from vit_jax.models.operations import DenseArrays, PlainOps, Rows
 from vit_jax.models.spec import Activation, ModelSpec
 
@@ -45,7 +45,7 @@ ACTIVATIONS: dict[Activation, Widening] = {
 
 
 class Mlp(nn.Module):
-    """Dense, activation, dense; dropout after both dense layers. With `mlp_norm`, a LayerNorm of the hidden channels
+    """Dense, activation, dense; dropout after both dense layers. With `mlp_norm`, a norm of the hidden channels
     precedes the second one (EVA-02, arXiv 2303.11331).
     """
 
@@ -58,7 +58,7 @@ class Mlp(nn.Module):
         hidden, bias_init = (*first.parts, spec.mlp_dim), nn.initializers.normal(1e-6)
         self.first = Dense(hidden, ops, first.kernel_init, bias_init, (spec.width,), name=first.name)
         if spec.block.mlp_norm:
-            self.hidden_norm = LayerNorm(spec.block.norm_epsilon, ops, name="hidden_norm")
+            self.hidden_norm = norm_of(spec.block, ops, "hidden_norm")
         self.second = Dense(spec.width, ops, xavier_uniform(), bias_init, (spec.mlp_dim,), name="dense2")
 
     def arrays(self) -> tuple[DenseArrays, DenseArrays]:

@@ -116,9 +116,9 @@ class PlainOps:
         kernel = kernel.reshape(x.shape[-1], *bias.shape).astype(x.dtype)
         return jnp.tensordot(x, kernel, 1) + bias.astype(x.dtype)
 
-    def norm(self, x: Rows, scale: Channels, bias: Channels, epsilon: float) -> Rows:
-        """Returns LayerNorm of each row, in the dtype of `x`."""
-        return layer_norm(x, scale, bias, epsilon)[0]
+    def norm(self, x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
+        """Returns LayerNorm of each row, in the dtype of `x`; without a bias, RMSNorm."""
+        return rms_norm(x, scale, epsilon) if bias is None else layer_norm(x, scale, bias, epsilon)[0]
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the GELU in the approximation by tanh, as published."""
@@ -209,6 +209,12 @@ def layer_norm(
     variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     return ((wide - mean) * inverse * scale + bias).astype(x.dtype), mean, inverse
+
+
+def rms_norm(x: Rows, scale: Channels, epsilon: float) -> Rows:
+    """Returns x / sqrt(mean(x²) + epsilon) * scale in the dtype of `x` (arXiv 1910.07467, equation 4)."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + epsilon) * scale).astype(x.dtype)
 
 
 def softmax_attention(

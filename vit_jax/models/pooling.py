@@ -11,7 +11,7 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import out_projection
-from vit_jax.models.layers import Dense, LayerNorm
+from vit_jax.models.layers import Dense, norm_of
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.operations import PlainOps, Tokens
 from vit_jax.models.spec import ModelSpec, Pooling
@@ -54,7 +54,7 @@ class AttentionPooling(nn.Module):
         x = x if spec.head.map_prefix else x[:, spec.prefix_rows :]
         probe = self.param("probe", lambda key: xavier_uniform()(key, (1, spec.width))[0]).astype(spec.dtype)
         x = ProbeAttention(spec, ops, name="attention")(probe, x)
-        y = LayerNorm(spec.block.norm_epsilon, ops, name="norm")(x)
+        y = norm_of(spec.block, ops, "norm")(x)
         return x + Mlp(spec, ops.for_pooled, name="mlp")(y)
 
 

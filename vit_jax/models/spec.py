@@ -13,7 +13,7 @@ from vit_jax.config import FIELDS
 from vit_jax.models.flat_keywords import image_size, row
 from vit_jax.models.resnet_stages import check_stages, resnet_stride
 
-# The forms of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, POOLINGS, ACTIVATIONS, BLOCKS,
+# The forms of each are in one dict: STEMS, EPSILONS, POSITIONS, ROTARIES, POOLINGS, ACTIVATIONS, NORMS, BLOCKS,
 # STOCHASTIC_DEPTHS; of what changes no result, in `execution`: ATTENTIONS, MLPS and REMAT_POLICIES.
 StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
@@ -33,6 +33,7 @@ Pooling = Literal["token", "gap", "map", "token_gap"]
 FinalNorm = Literal["tokens", "pooled"]
 BlockKind = Literal["standard", "axial"]
 Activation = Literal["gelu_tanh", "gelu", "quick_gelu", "swiglu"]
+NormKind = Literal["layer", "rms"]
 MlpKind = Literal["auto", "jit", "shard_map", "fused"]
 Remat = Literal["none", "dots", "mlp", "attention", "full"]
 Dtype = Literal["float32", "bfloat16"]
@@ -215,6 +216,7 @@ class BlockSpec:
     # standard: every token attends to all. axial: two blocks take the place of one; in the first a patch attends to its
     # row, in the second to its column (Axial-ViT, appendix D.6).
     kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
+    norm: NormKind = row("model.norm")
     norm_epsilon: float = row("model.norm_epsilon")
     activation: Activation = row("model.activation")
     mlp_norm: bool = row("model.mlp_norm")

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from vit_jax import UserError
 from vit_jax.models.attention_extras import Channels
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.layers import Dense, LayerNorm, classifier, dropout
+from vit_jax.models.layers import Dense, classifier, dropout, norm_of
 from vit_jax.models.operations import PlainOps, Tokens
 from vit_jax.models.pooling import POOLINGS
 from vit_jax.models.position import table_of_tokens
@@ -137,7 +137,7 @@ class ViT(nn.Module):
         # The head is small: float32 costs nothing there.
         x = POOLINGS[head.pooling](self.spec, ops, tokens).astype(jnp.float32)
         if head.final_norm == "pooled":
-            x = LayerNorm(self.spec.block.norm_epsilon, ops, name="pooled_norm")(x)
+            x = norm_of(self.spec.block, ops, "pooled_norm")(x)
         rows: tuple[str, ...] = ("batch",)
         out = out | {"tokens": tokens}
         if head.kind == "patches":  # the pooled representation is then for evaluations of features alone
