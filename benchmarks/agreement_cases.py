@@ -34,7 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "final_norm": ["tokens", "pooled"],
     "class_token": ["always"],
     "registers": [0, 1, 3],
-    "position": ["none", "learned2d", "relative", "sincos2d", "sincos2d_moco"],
+    "position": ["none", "learned2d", "relative", "relative_bias", "sincos2d", "sincos2d_moco"],
     "position_rows": ["class", "patches"],
     "position_place": ["blocks", "shared"],
     "relative_tables": ["head", "model"],

@@ -45,7 +45,7 @@ def npz_of_torch(name):
 
 
 # Folders, whose configuration stays beside the changed arrays.
-FOLDERS = ("timm_clip", "timm_naflex", "hf_clip", "hf_dinov3", "hf_siglip", "hf_siglip2_naflex")
+FOLDERS = ("timm_beit", "timm_clip", "timm_naflex", "hf_clip", "hf_dinov3", "hf_siglip", "hf_siglip2_naflex")
 CONFIGS = {name: (PARITY / name / "config.json").read_text() for name in FOLDERS}
 FILES |= {name: npz_of_torch(name) for name in FOLDERS}
 ARRAYS = {name: dict(np.load(io.BytesIO(content))) for name, content in FILES.items()}

@@ -18,10 +18,10 @@ from vit_jax import UserError, tree
 from vit_jax.model import create, parameter_shapes
 
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_vit_families.py
-NAMES = ("timm_clip", "timm_clip_classes", "timm_siglip", "timm_naflex", "timm_mae")
-NAMES += ("hf_siglip", "hf_siglip_classes", "hf_siglip2_naflex", "hf_vit_mae")
+NAMES = ("timm_clip", "timm_clip_classes", "timm_siglip", "timm_naflex", "timm_mae", "timm_beit")
+NAMES += ("hf_siglip", "hf_siglip_classes", "hf_siglip2_naflex", "hf_vit_mae", "hf_beit")
 # Of a family each, at a size for which positions are resampled and whose images are not square.
-FAST = {(name, (24, 40)) for name in ("timm_clip", "timm_siglip", "hf_siglip2_naflex", "hf_vit_mae")}
+FAST = {(name, (24, 40)) for name in ("timm_clip", "timm_siglip", "hf_siglip2_naflex", "hf_vit_mae", "timm_beit")}
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 
 
@@ -126,10 +126,13 @@ def test_a_dinov2_with_the_linear_head_of_its_authors_is_read(layers, tmp_path):
 # vit_so400m_patch14_siglip_224, vit_so400m_patch16_siglip_256, vit_giantopt_patch16_siglip_256.
 CLIP = {"pre_norm": True, "embed_bias": False, "num_classes": 0}
 SIGLIP = {"pooling": "map", "num_classes": 0}
+BEIT = {"position": "relative_bias", "qkv_bias": "query_value", "layer_scale": 1e-5, "class_token": "always"}
+BEIT |= {"pooling": "gap", "final_norm": "pooled", "num_classes": 0}
 GIANTOPT = SIGLIP | {"width": 1536, "depth": 40, "mlp_dim": 6144, "num_heads": 16, "resolution": 256}
 COUNTS = [
     ("ViT-B/32", CLIP, 87_456_000),
     ("ViT-B/16", {"num_classes": 0}, 85_798_656),  # MAE, DINO
+    ("ViT-B/16", BEIT, 85_761_984),
     ("ViT-B/16", SIGLIP, 92_884_224),
     ("ViT-So400m/14", SIGLIP, 427_680_704),
     ("ViT-So400m/16", SIGLIP | {"resolution": 256}, 427_888_064),
@@ -173,6 +176,7 @@ def test_a_mean_of_the_tokens_is_written_as_a_siglip(tmp_path):
         ("timm_clip", {"architecture": "vit_of_tomorrow", "model_args": {}}, "attention heads is not known"),
         ("hf_siglip", {"model_type": "siglip2_vision_model"}, "vit_jax reads only siglip_vision_model"),
         ("hf_siglip2_naflex", {"hidden_act": "relu"}, "hidden_act"),
+        ("hf_beit", {"use_mean_pooling": False}, "use_mean_pooling in its configuration is False"),
     ],
 )
 def test_what_is_not_computed_is_refused(name, keys, sentence, tmp_path):

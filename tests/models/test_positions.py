@@ -31,10 +31,13 @@ TABLE_8 = {
     "relative": {"position": "relative"},
     "relative, of heads": {"position": "relative", "relative_tables": "head", "position_rows": "patches"},
     "relative, of the model": {"position": "relative", "relative_tables": "model", "position_rows": "class"},
+    "bias": {"position": "relative_bias"},
+    "bias, of patches": {"position": "relative_bias", "position_rows": "patches"},
+    "bias, of the class token": {"position": "relative_bias", "position_rows": "class"},
     "relative, clipped": {"position": "relative", "relative_clip": 2, "attention": "tokens_first"},
 }
-USUAL = "relative"
-VARIANTS = [name if name == USUAL else pytest.param(name, marks=pytest.mark.slow) for name in TABLE_8]
+USUAL = ("relative", "bias, of the class token")
+VARIANTS = [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in TABLE_8]
 
 
 def added(holder, rows):
@@ -67,6 +70,20 @@ def relative_keys(table, rows, clip):
     return keys
 
 
+def biases(table, rows):
+    """The bias of each head for each query and key, pair by pair."""
+    before, result = {"all": 2, "class": 1, "patches": 0}[rows], np.zeros((2, 14, 14))
+    places = dict.fromkeys(range(before)) | {2 + i: np.divmod(i, GRID[1]) for i in range(12)}
+    plane, others = table[: 7 * 5].reshape(7, 5, 2), table[7 * 5 :]
+    for query, at in places.items():
+        for key, other in places.items():
+            if at is None or other is None:
+                result[:, query, key] = others[2 if at is other else 1 if other is None else 0]
+            else:
+                result[:, query, key] = plane[at[0] - other[0] + 3, at[1] - other[1] + 2]
+    return result
+
+
 def attention(x, p, fields, shared):
     q, k, v = np.einsum("btd,dshc->sbhtc", x, p["qkv"]["kernel"]) + p["qkv"]["bias"][:, None, :, None]
     scores = q @ k.swapaxes(2, 3)
@@ -76,7 +93,10 @@ def attention(x, p, fields, shared):
             of_head = table[head] if "relative_heads" in p else table
             keys = relative_keys(of_head, fields.get("position_rows", "all"), fields.get("relative_clip", 0))
             scores[:, head] += np.einsum("bqc,qkc->bqk", q[:, head], keys)
-    weights = scipy.special.softmax(scores / np.sqrt(q.shape[-1]), -1)
+    scores = scores / np.sqrt(q.shape[-1])
+    if fields["position"] == "relative_bias":
+        scores = scores + biases(p["relative_bias"], fields.get("position_rows", "all"))
+    weights = scipy.special.softmax(scores, -1)
     return np.einsum("bhtc,hcd->btd", weights @ v, p["out"]["kernel"]) + p["out"]["bias"], weights
 
 

@@ -16,6 +16,7 @@ from vit_jax.models import ModelSpec
 UNLEARNED_CAPTIONS = {
     "none": "This model has no position embeddings.",
     "relative": "The position embeddings of this model belong to pairs of tokens; there is none of a single patch.",
+    "relative_bias": "The position biases of this model belong to pairs of tokens; there is none of a single patch.",
     "sincos2d": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
     "sincos2d_moco": "The position embeddings of this model are fixed sines and cosines; it has learned none.",
 }

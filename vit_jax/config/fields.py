@@ -334,7 +334,7 @@ _ROWS = (
     Field("model.head_std", 0.0, "standard deviation of the initial kernel of the head; 0: the kernel starts at 0",
           affects=TRAINING, minimum=0, since="0.2", synonyms="head_init_scale head_init_std"),
     Field("model.position", "learned",
-          "learned (1-D), learned2d, relative, none (Table 8), sincos2d or sincos2d_moco",
+          "learned (1-D), learned2d, relative, none (Table 8), relative_bias (BEiT), sincos2d or sincos2d_moco",
           synonyms="posemb pos_emb pos_embed position_embedding positional_embedding"),
     # patches: as if the positions were added before the other tokens join.
     Field("model.position_rows", "all", "which tokens have a learned position: all, class (and patches) or patches",

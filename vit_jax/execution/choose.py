@@ -127,7 +127,7 @@ def qk_change(spec: ModelSpec) -> kernels.QKChange | None:
 
 def relative_kind(spec: ModelSpec) -> kernels.RelativeKind | None:
     """Returns a model's relative positions as the TPU kernel takes them; None: there are none, or it takes none."""
-    if not spec.position.is_relative or spec.position_rows not in (0, spec.prefix_rows):
+    if spec.position.kind != "relative" or spec.position_rows not in (0, spec.prefix_rows):
         return None
     return kernels.RelativeKind(spec.prefix_rows - spec.position_rows, spec.position.relative_tables == "head")
 
@@ -143,6 +143,10 @@ def check_forms(spec: ModelSpec) -> None:
         (
             kind == "cudnn" and is_relative,
             "attention cudnn computes no relative positions; set model.attention=auto or tokens_first.",
+        ),
+        (
+            kind == "fused" and spec.position.kind == "relative_bias",
+            "attention fused computes no relative_bias; set model.attention=auto or tokens_first.",
         ),
         (
             kind == "fused" and is_relative and relative_kind(spec) is None,

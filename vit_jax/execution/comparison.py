@@ -19,13 +19,13 @@ from vit_jax.execution.norms_and_products import layer_norm
 from vit_jax.kernels import Packing, choose_division, fused_mlp, gelu_tanh
 from vit_jax.models import (
     NO_EXTRAS,
+    RELATIVES,
     ROTARIES,
     AttentionExtras,
     AttentionKind,
     ModelSpec,
     QKVBias,
     QKVKernel,
-    RelativePositions,
     Rows,
     Tokens,
     relative_table,
@@ -88,11 +88,11 @@ def draw_extras(spec: ModelSpec, heads: int) -> AttentionExtras:
         return extras
 
     def draw(name: str, init: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-        shape = (heads, *shape[1:]) if name == "relative_heads" else shape
+        shape = {"relative_heads": (heads, *shape[1:]), "relative_bias": (shape[0], heads)}.get(name, shape)
         return jax.random.normal(jax.random.key(0), shape, dtype)
 
     spec = replace_fields(spec, relative_clip=0)
-    return extras._replace(relative=RelativePositions(spec, relative_table(draw, spec)))
+    return extras._replace(relative=RELATIVES[spec.position.kind](spec, relative_table(draw, spec)))
 
 
 def compare(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vit_jax import UserError, choose, refuse
 from vit_jax.interop import (
+    beit,
     google_bit,
     google_vit,
     model_description,
@@ -55,6 +56,7 @@ _ROWS = (
         suffixes=(".safetensors",),
         families=(
             timm_bit.FAMILY,
+            beit.TIMM,
             timm_vit.LINEAR,
             timm_vit.NAFLEX,
             timm_eva.DINOV3,
@@ -74,6 +76,7 @@ _ROWS = (
         families=(
             transformers_dinov3.DINOV3,
             transformers_clip.CLIP,
+            beit.TRANSFORMERS,
             transformers_families.SIGLIP2,
             transformers_families.SIGLIP,
             transformers_families.IN_MEMORY["dinov2_with_registers"],

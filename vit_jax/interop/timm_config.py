@@ -56,6 +56,7 @@ FORMS = {
     "layer_scale": (r"deit3_[a-z]+_patch{0}_\d+|vit_[a-z]+_patch{0}_dinov2", "vit_base_patch16_224"),
     "distilled": (r"deit_[a-z]+_distilled_patch{0}_\d+", "deit_base_distilled_patch16_224"),
     "map": (r"vit_\w+_patch{0}_siglip_\d+", "vit_base_patch16_224"),
+    "beit": (r"beitv2_[a-z]+_patch{0}_\d+", "beitv2_base_patch16_224"),
     "clip": (r"vit_[a-z]+_patch{0}_clip_\d+", "vit_base_patch16_clip_224"),
 }
 
@@ -141,6 +142,7 @@ def nearest_name(model: Model) -> str:
     """
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
+    kind = "beit" if value("position") == "relative_bias" else kind
     kind = "clip" if value("pre_norm") else "distilled" if value("distilled_head") else kind
     return nearest_of(model, *FORMS[kind])
 
@@ -331,6 +333,20 @@ def size_arguments(model: Model) -> dict[str, Any]:
         "no_embed_class": value("position_rows") != "all",  # a position of the class token is added to it
         "init_values": value("layer_scale") or None,
     }
+
+
+def describe_beit(name: str, model: Model) -> dict[str, str]:
+    """Returns `config.json` -> its content, for a BEiT.
+
+    Raises:
+        UserError: timm cannot state its preprocessing.
+    """
+    value, foreign = model.field, ("class_token", "no_embed_class")  # which timm's class does not have
+    args = {name: argument for name, argument in size_arguments(model).items() if name not in foreign} | {
+        "mlp_ratio": (value("mlp_dim") + 0.5) / value("width"),
+        "use_fc_norm": value("final_norm") == "pooled",
+    }
+    return describe(model, nearest_name(model), args)
 
 
 def describe_bit(name: str, model: Model) -> dict[str, str]:

@@ -144,8 +144,8 @@ def infer_linear(arrays: Archive, names: Names, given: Size | None, stated: Size
     inputs = arrays.shape_of(f"{names.heads['head']}weight")[1]
     if inputs != 2 * fields["width"]:
         raise UserError(
-            f"its linear head reads {inputs} channels, which vit_jax does not compute, but only the "
-            f"{2 * fields['width']} of class token and mean; take the head of one layer"
+            f"its linear head reads {inputs} channels, but vit_jax computes only one that reads the class token and "
+            f"the mean of the last block, {2 * fields['width']} channels; take the head of one layer"
         )
     return fields | {"pooling": "token_gap"}
 

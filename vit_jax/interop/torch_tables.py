@@ -54,6 +54,7 @@ class Names(NamedTuple):
     pre_norm: str = ""
     projection: str = ""
     mlp_norm: str = ""
+    relative_bias: str = ""
     # Of query, key and value, where not all have a bias and it is not named as usual.
     biases: tuple[str, str, str] | None = None
     # Whether patches are projected by a linear layer, with their channels last; and whether the positions are a grid.
@@ -157,6 +158,8 @@ def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     if spec.attention.qk_norm:
         table |= norm_leaves("attention/query_norm", names.qk_norms[0])
         table |= norm_leaves("attention/key_norm", names.qk_norms[1])
+    if spec.position.kind == "relative_bias":
+        table["attention/relative_bias"] = Leaf(names.relative_bias)
     if spec.block.layer_scale:
         table |= {f"layer_scale{number}": Leaf(name) for number, name in enumerate(names.layer_scales, 1)}
     gated = spec.block.activation == "swiglu"
@@ -234,6 +237,30 @@ def infer_fields(arrays: Archive, names: Names, always: tuple[str, ...] = ()) ->
     if pre_logits in arrays:
         fields |= {"pre_logits": True, "representation_size": arrays.shape_of(pre_logits)[0]}
     return fields
+
+
+def infer_biases(arrays: Archive, names: Names, patch_size: int, sizes: tuple[Size | None, ...]) -> dict[str, Any]:
+    """Returns the fields that a table of relative biases tells, for a model with a class token.
+
+    Args:
+        arrays: the arrays of a file.
+        names: the names of the file's layout.
+        patch_size: the side of a patch in pixels.
+        sizes: the sizes of images to try, the likeliest first; None: a square of any size.
+
+    Raises:
+        UserError: the table is missing, or fits none of these sizes.
+    """
+    name = f"{names.blocks}0.{names.relative_bias}"
+    arrays.check_present([name])
+    rows, heads = arrays.shape_of(name, 2)
+    side = (math.isqrt(max(0, rows - 3)) + 1) // 2
+    for size in sizes:
+        height, width = (pixels // patch_size for pixels in size) if size else (side, side)
+        if height > 0 < width and (2 * height - 1) * (2 * width - 1) + 3 == rows:
+            resolution = height * patch_size, width * patch_size
+            return {"position": "relative_bias", "num_heads": heads, "resolution": resolution}
+    raise no_image_size(rows)
 
 
 def infer_positions(

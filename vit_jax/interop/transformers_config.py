@@ -1,7 +1,7 @@
 """transformers' `config.json` and `preprocessor_config.json`: read for any model, and written for a model of ours.
 
 Keys: huggingface/transformers 4 and 5.24, configuration_utils.py, and configuration_*.py and image_processing_*.py of
-models/{vit,vit_mae,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,siglip2,clip}.
+models/{vit,vit_mae,beit,deit,dinov2,dinov2_with_registers,dinov3_vit,siglip,siglip2,clip}.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -46,7 +46,7 @@ from .pattern import attended_pairs as attended_pairs
 from .pattern import block_distance as block_distance
 from .pattern import block_length as block_length
 from .pattern import summary_size as summary_size
-from .position import RelativePositions as RelativePositions
+from .position import RELATIVES as RELATIVES
 from .position import offset_rows as offset_rows
 from .position import relative_table as relative_table
 from .position import table_of_tokens as table_of_tokens

@@ -6,7 +6,7 @@ from flax.linen.initializers import xavier_uniform
 from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Pattern
 from vit_jax.models.layers import Dense, norm_of
 from vit_jax.models.operations import PlainOps, Rows
-from vit_jax.models.position import RelativePositions, RelativeTable, relative_table
+from vit_jax.models.position import RELATIVES, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import BiasedProjections, ModelSpec
 
@@ -51,6 +51,7 @@ class SelfAttention(nn.Module):
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
         norms = tuple(norm_of(spec.block, ops, name).arrays(spec.head_dim) for name in names)
         if spec.position.is_relative:
-            relative = RelativePositions(spec, relative_table(self.param, spec) if shared is None else shared)
+            table = relative_table(self.param, spec) if shared is None else shared
+            relative = RELATIVES[spec.position.kind](spec, table)
         pattern = Pattern(spec) if spec.attention.is_sparse else None
         return AttentionExtras(norms, epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)

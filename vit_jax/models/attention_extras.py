@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models.pattern import attended_pairs
-from vit_jax.models.position import RelativePositions
+from vit_jax.models.position import RelativeBias, RelativePositions
 from vit_jax.models.rotary import Angles, rotate
 from vit_jax.models.spec import ModelSpec
 
@@ -46,7 +46,7 @@ class AttentionExtras(NamedTuple):
     norms: tuple[NormArrays, ...] = ()
     epsilon: float = 0.0
     angles: Angles | None = None
-    relative: RelativePositions | None = None
+    relative: RelativePositions | RelativeBias | None = None
     pattern: Pattern | None = None
 
     def normalised_and_rotated(self, qkv: QKV, norm: Norm) -> QKV:

@@ -16,6 +16,7 @@ from vit_jax.models.spec import ModelSpec, PositionKind
 Parameter: TypeAlias = Callable[..., Array]  # (name, initializer, shape, dtype) -> the parameter
 PositionTable: TypeAlias = Float[Array, "tokens width"]
 RelativeTable: TypeAlias = Float[Array, "*heads offsets head_dim"]
+BiasTable: TypeAlias = Float[Array, "offsets heads"]
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 Scores: TypeAlias = Float[Array, "batch heads queries keys"]
 Angles: TypeAlias = Float[np.ndarray, "2 patches quarter"]
@@ -76,6 +77,7 @@ POSITIONS: dict[PositionKind, Callable[[Parameter, ModelSpec], PositionTable | N
     "learned": learned,
     "learned2d": learned2d,
     "relative": none,
+    "relative_bias": none,
     "sincos2d": sincos2d,
     "sincos2d_moco": sincos2d_moco,
     "none": none,
@@ -93,11 +95,15 @@ def table_of_tokens(param: Parameter, spec: ModelSpec) -> PositionTable | None:
     return jnp.concatenate([table[:before], jnp.zeros((spec.prefix_rows - before, table.shape[1])), table[before:]])
 
 
-def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable:
+def relative_table(param: Parameter, spec: ModelSpec) -> RelativeTable | BiasTable:
     """Returns the learned table with a row for every offset (place of the query - place of the key), the lowest first.
 
-    With `relative_clip`, the first and the last row also stand for all offsets beyond it.
+    With `relative_clip`, the first and the last row also stand for all offsets beyond it. The rows of the table of
+    biases are those of `RelativeBias`.
     """
+    if spec.position.kind == "relative_bias":
+        offsets = math.prod(2 * side - 1 for side in spec.grid) + prefix_biases(spec)
+        return param("relative_bias", _normal(spec), (offsets, spec.attention.num_heads), jnp.float32)
     rows = 2 * (spec.position.relative_clip or len(_placed(spec)) - 1) + 1
     init = _normal(spec)
     if spec.position.relative_tables == "head":
@@ -126,6 +132,52 @@ class RelativePositions(NamedTuple):
         pairs = jnp.take(rows, offset_rows(self.spec, table.shape[-2]), axis=-2)
         names = "hqkd" if pairs.ndim == 4 else "qkd"
         return jnp.einsum(f"bqhd,{names}->bhqk", queries, pairs, preferred_element_type=jnp.float32)
+
+
+class RelativeBias(NamedTuple):
+    """A table of biases of the scores, one for each head and displacement of two patches, and the model that has it.
+
+    The displacements (rows, columns) from key to query are in raster order, the lowest first. Three more rows, where
+    tokens before the patches have a place (`position_rows`), are the biases of such a query for a patch, of a patch for
+    such a key, and among such tokens. As in BEiT (arXiv 2106.08254), whose only such token is the class token.
+    """
+
+    spec: ModelSpec
+    table: BiasTable
+
+    def scores(self, queries: Queries) -> Scores:
+        """Returns what is added to the scores of any queries: the biases of the displacements."""
+        rows = jnp.pad(self.table, ((0, 1), (0, 0)))  # the row of pairs without a place is zero
+        biases = jnp.moveaxis(jnp.take(rows, bias_rows(self.spec), axis=0), -1, 0)
+        return jnp.broadcast_to(biases, (queries.shape[0], *biases.shape))
+
+
+def bias_rows(spec: ModelSpec) -> Int[np.ndarray, "queries keys"]:
+    """Returns the index of the row of `RelativeBias` for each pair of tokens.
+
+    A pair with a token that has no place gets the index just past the end.
+    """
+    rows, columns = spec.grid
+    y, x = (np.subtract.outer(places, places) for places in np.mgrid[:rows, :columns].reshape(2, -1))
+    offsets = (2 * rows - 1) * (2 * columns - 1)
+    indices = np.full((spec.tokens, spec.tokens), offsets + prefix_biases(spec))
+    indices[spec.prefix_rows :, spec.prefix_rows :] = (y + rows - 1) * (2 * columns - 1) + x + columns - 1
+    before = spec.position_rows
+    indices[:before, spec.prefix_rows :] = offsets
+    indices[spec.prefix_rows :, :before] = offsets + 1
+    indices[:before, :before] = offsets + 2
+    return indices
+
+
+def prefix_biases(spec: ModelSpec) -> int:
+    """Returns the number of rows of `RelativeBias` that are not those of two patches."""
+    return 3 if spec.position_rows else 0
+
+
+RELATIVES: dict[PositionKind, type[RelativePositions] | type[RelativeBias]] = {
+    "relative": RelativePositions,
+    "relative_bias": RelativeBias,
+}
 
 
 def offset_rows(spec: ModelSpec, rows: int) -> Int[np.ndarray, "queries keys"]:

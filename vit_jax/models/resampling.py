@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import choose
+from vit_jax import UserError, choose
 
 
 def linear_matrix(old: int, new: int) -> np.ndarray:
@@ -40,6 +40,26 @@ def bicubic_no_antialias_matrix(old: int, new: int) -> np.ndarray:
         near, far = (1.25 * x - 2.25) * x**2 + 1, ((3.75 - 0.75 * x) * x - 6) * x + 3
         np.add.at(matrix, (np.arange(new), np.clip(columns, 0, old - 1)), np.where(x < 1, near, far))
     return matrix
+
+
+def geometric_matrix(old: int, new: int) -> np.ndarray:
+    """Returns the [new, old] matrix of BEiT's interpolation of biases, as timm computes it: linear, between offsets
+    whose distances grow geometrically from 1, so that the farthest old offset is about the farthest new one.
+
+    Raises:
+        UserError: these are not numbers of offsets of a relative_bias.
+    """
+    if not (old % 2 and new % 2):
+        raise UserError("the method geometric resamples tables of position=relative_bias only; choose another method.")
+    powers = np.arange(old // 2)
+    low, high = 1.01, 1.5  # the ratio of the distances is found between these
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if (ratio**powers).sum() > new // 2 else (ratio, high)
+    distances = np.cumsum(ratio**powers)
+    places = np.concatenate([-distances[::-1], [0], distances])
+    wanted: np.ndarray = np.arange(new) - new // 2
+    return np.stack([np.interp(wanted, places, one) for one in np.eye(old)], axis=1)
 
 
 def flexi_matrix(old: int, new: int) -> np.ndarray:
@@ -77,6 +97,8 @@ RESAMPLINGS = {
     "bicubic": bicubic_matrix,
     "bicubic_no_antialias": bicubic_no_antialias_matrix,
     "flexi": flexi_matrix,
+    "bilinear": bilinear_matrix,
+    "geometric": geometric_matrix,
 }
 Table: TypeAlias = Float[np.ndarray, "rows channels"]
 NewTable: TypeAlias = Float[np.ndarray, "new_rows channels"]
@@ -96,8 +118,8 @@ def resample_positions(
         old_grid: (rows, columns) of patches in `position`.
         new_grid: (rows, columns) of patches in the result.
         class_rows: the number of rows at the start that belong to no patch.
-        method: linear, as published; bicubic, as in timm; bicubic_no_antialias, as in transformers; or flexi, as in
-            FlexiViT.
+        method: linear, as published; bicubic, as in timm; bicubic_no_antialias, as in transformers; flexi, as in
+            FlexiViT; or bilinear, as in transformers' BEiT.
 
     Raises:
         ValueError: the table does not have `class_rows + rows * columns` rows.
@@ -176,6 +198,17 @@ def resample_relative(table: Table, old: Any, new: Any, method: str = "linear") 
     return np.concatenate([table[:ends], (sums / weights).astype(table.dtype), table[len(table) - ends :]])
 
 
+def _resample_bias(table: Table, old: Any, new: Any, method: str) -> NewTable:
+    """Returns biases for another grid: a plane of displacements, resampled on each axis; other rows are unchanged."""
+    make_matrix = RESAMPLINGS[choose("method of resampling", method, RESAMPLINGS)]
+    sizes, new_sizes = ([2 * side - 1 for side in spec.grid] for spec in (old, new))
+    down, across = map(make_matrix, sizes, new_sizes)
+    count = sizes[0] * sizes[1]
+    plane = table[:count].reshape(*sizes, -1).astype(np.float64)
+    plane = np.einsum("yr,xc,rch->yxh", down, across, plane, optimize=True)
+    return np.concatenate([plane.reshape(-1, table.shape[1]).astype(table.dtype), table[count:]])
+
+
 # Positions of a ResNet's unit -> the axis of the feature map (0: height, 1: width) along which they count offsets.
 LINE_AXES = {
     "columns/relative_line": 0,
@@ -210,6 +243,7 @@ TABLES: dict[str, Callable[[Table, Any, Any, str], NewTable]] = {
     "position_y": _resample_rows,
     "relative": resample_relative,
     "relative_heads": resample_relative,
+    "relative_bias": _resample_bias,
 }
 
 

@@ -19,7 +19,7 @@ StemKind = Literal["patches", "resnet"]
 StemEpsilons = Literal["released", "timm"]
 ClassToken = Literal["auto", "always"]
 DepthSchedule = Literal["linear", "constant"]
-PositionKind = Literal["learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"]
+PositionKind = Literal["learned", "learned2d", "relative", "relative_bias", "sincos2d", "sincos2d_moco", "none"]
 PositionPlace = Literal["stem", "blocks", "shared"]
 PositionOwner = Literal["model", "encoder", "block"]
 RelativeTables = Literal["block", "head", "model"]
@@ -40,7 +40,8 @@ Dtype = Literal["float32", "bfloat16"]
 GradDtype = Literal["auto", "float32"]
 
 ROTARY_THETA: float = FIELDS["model.rotary_theta"].default
-LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", "relative")  # made for one grid of patches
+RELATIVE_POSITIONS: tuple[PositionKind, ...] = ("relative", "relative_bias")
+LEARNED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d", *RELATIVE_POSITIONS)  # made for one grid
 ADDED_POSITIONS: tuple[PositionKind, ...] = ("learned", "learned2d")  # of these, those that are added to tokens
 PLACE_OWNERS: dict[PositionPlace, PositionOwner] = {"stem": "model", "blocks": "block", "shared": "encoder"}
 CLASS_POOLINGS: tuple[Pooling, ...] = ("token", "token_gap")  # which read the class token
@@ -163,7 +164,7 @@ class PositionSpec:
     @property
     def is_relative(self) -> bool:
         """Whether relative positions are added to the scores of the attention before their softmax."""
-        return self.kind == "relative"
+        return self.kind in RELATIVE_POSITIONS
 
     @property
     def owner(self) -> PositionOwner:
@@ -327,7 +328,7 @@ def _check_parts(spec: "ModelSpec") -> None:
         (
             is_axial and (position.owner != "model" or position.rotary != "none"),
             "axial blocks get positions at the stem only: set position_place=stem, rotary=none and another "
-            "position than relative.",
+            "position than relative and relative_bias.",
         ),
     )
 

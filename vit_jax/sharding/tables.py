@@ -59,6 +59,7 @@ PARAMETER_DIMENSIONS = {
     "position(_[xy]|_prefix)?": ("tokens", "width"),
     "relative": ("offsets", "head_dim"),
     "relative_heads": ("heads", "offsets", "head_dim"),
+    "relative_bias": ("offsets", "heads"),
     r"(pre_|pooled_)?norm(\d|_proj|_qkv|_out)?/(scale|bias)": ("width",),
     "(query|key)_norm/(scale|bias)": ("head_dim",),
     "hidden_norm/(scale|bias)": ("mlp",),

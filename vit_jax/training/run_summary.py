@@ -22,6 +22,7 @@ NO_KERNEL = (
     "none; models with position_rows=all or patches can use it"
 )
 NO_PATTERN = "the kernel, which is faster for few patches, computes no attention_pattern"
+NO_BIASES = "the kernel, which is faster, computes no relative_bias"
 NO_CUDNN = "cuDNN's attention, which is faster, computes no relative positions"
 NO_MEMORY = "the kernel, which is faster, needs more vector memory than a core of this chip has"
 
@@ -71,10 +72,11 @@ def lacks_kernel(model: Model, platform: str) -> str | None:
     """Returns why the model uses plain attention on a platform where other models use a kernel; None if it does not."""
     if platform in ("tpu", "gpu") and model.field("attention_pattern") not in (None, "full"):
         return NO_PATTERN
-    if model.field("position") != "relative":
+    if model.field("position") not in ("relative", "relative_bias"):
         return None
     if platform == "tpu":
-        return NO_KERNEL if relative_kind(model.vit) is None else None
+        lacking = NO_BIASES if model.field("position") == "relative_bias" else NO_KERNEL
+        return lacking if relative_kind(model.vit) is None else None
     return NO_CUDNN if platform == "gpu" else None
 
 
