@@ -13,6 +13,7 @@ import tomllib
 import jax
 import numpy as np
 import pytest
+import tensorstore
 import yaml
 from PIL import Image
 
@@ -86,6 +87,7 @@ CIFAR = ["--config.batch=8", "--config.batch_eval=16", "--config.data.num_exampl
 DRY = {
     "-m launch.": "needs a cloud",
     "gs://": "needs a cloud",
+    "hf-hub:": "needs a download",
     "-imagenet21k": "needs a download",
     "-imagenet2012-224": "needs a download",
     "CLS-LOC": "needs a download",
@@ -180,6 +182,8 @@ def test_lines_are_shell_and_their_flags_exist(line, monkeypatch):
             check_config(config)
             if any(word in line for word in DRY):
                 config.model.depth = 1  # tracing takes as long as the model is deep
+                for field, number in (("num_classes", 2), ("num_examples", 10_000)):  # of the reader's own images
+                    config.data[field] = config.data[field] or number
                 _, program = program_without_data(config)
                 assert program.train_step.lower(program.state, program.batch)
 
@@ -258,6 +262,17 @@ def write_photos(folder):
     Image.fromarray(pixels).save(folder / "photo.png")
 
 
+def write_of_other_libraries(folder):
+    """Writes data/{flax,big_vision}, checkpoints as the Flax models of transformers and big_vision leave them."""
+    parity = ROOT / "tests" / "fixtures" / "parity"
+    shutil.copytree(parity / "hf_flax_vit", folder / "flax")
+    for name, array in np.load(parity / "big_vision_tok.npz").items():
+        own = f"params~{name.removeprefix('params/')}".replace("/", "~")
+        path = folder / "big_vision" / "checkpoint.bv-000010000" / own
+        spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path)}}
+        tensorstore.open(spec, create=True, dtype=array.dtype, shape=array.shape).result().write(array).result()
+
+
 HERE = [line for line in LINES if not any(word in line for word in DRY)]
 
 
@@ -269,6 +284,7 @@ def place(tmp_path_factory):
     shutil.copytree(ROOT / "results" / "cifar10_shape" / "width", folder / "results" / "cifar10_shape" / "width")
     write_photos(folder)
     write_set(folder / "data" / "shards", SINGLE, info=False)
+    write_of_other_libraries(folder / "data")
     tiny_imagenet(folder / "data" / "tiny-imagenet-200")
     parity = ROOT / "tests" / "fixtures" / "parity"
     shutil.copy(parity / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz")
@@ -349,6 +365,10 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
     assert scope["model"].spec.position.resolution == 384 and (place / "workdirs" / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
+    expected = np.load(ROOT / "tests" / "fixtures" / "parity" / "hf_flax_vit.io.npz")
+    with jax.default_matmul_precision("highest"):
+        found, _ = scope["converted"].apply(scope["converted_params"], expected["images"])
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=1e-5 * abs(expected["logits"]).max())
     # Git ignores all that the commands and the code have left.
     ignored = (ROOT / ".gitignore").read_text().replace("/", "").split()
     left = {path.name for path in place.iterdir()} - {"configs", "cache"}
@@ -380,7 +400,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 29 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 31 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():
