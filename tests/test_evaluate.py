@@ -316,6 +316,25 @@ def test_weights_without_a_run_are_measured_and_features_stay_on_disk(run, passe
         assert set(arrays) == {"features", "labels", "names", "class_names"}
 
 
+SGD = pytest.param("probe_sgd:rates=0.01,0.1,epochs=3", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["probe:l2=0.1,10", SGD])
+def test_a_linear_probe_becomes_a_model_that_classifies_as_it_does(run, passes, tmp_path, kind):
+    request = f"p={kind},source=digits,train_split=train[:300]"
+    found = evaluate.evaluate(run / "model.npz", requests=[request], save="model", save_dir=tmp_path / "probed")
+    assert passes == ["train", "test"]  # features are computed once
+    again = evaluate.evaluate(tmp_path / "probed" / "p.model.npz", requests=["classify"], source="digits")
+    assert again["classify/accuracy"] == pytest.approx(found["p/accuracy"], abs=1.5 / 359)  # but for a near tie
+    model, params = vit_jax.load(tmp_path / "probed" / "p.model.npz")
+    frozen, before = vit_jax.load(run / "model.npz")
+    assert model.class_names == frozen.class_names and model.preprocess == frozen.preprocess
+    assert model.spec == frozen.spec and model.loss == "softmax"
+    np.testing.assert_array_equal(params["embed"]["kernel"], before["embed"]["kernel"])
+    with pytest.raises(UserError, match="--save=model needs a linear probe"):
+        evaluate.evaluate(run, requests=["few"], save="model", save_dir=tmp_path)
+
+
 def test_predictions_are_saved_with_names_from_one_pass(run, passes, tmp_path):
     found = evaluate.evaluate(run, requests=["test", "again=predictions"], save="predictions", save_dir=tmp_path)
     assert passes == ["test"]

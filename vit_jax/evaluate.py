@@ -75,7 +75,8 @@ def evaluate_model(
             evaluations on their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
-        save: features, predictions, confusion or mistakes; see `evals.save_outputs`.
+        save: features, predictions, confusion or mistakes, see `evals.save_outputs`; or model, see
+            `evals.save_probed_models`.
         save_dir: the folder to write these to.
         resolution: the size of the images, as for `vit_jax.load`; only for weights that are not a run.
 
@@ -100,11 +101,14 @@ def evaluate_model(
     # Other hosts may have outputs that this one lacks, while all must read them together.
     cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
     about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
-    weights = jax.device_put(weights, program.params_shardings)
-    if save:  # first, as the evaluations use the logits that it leaves in the cache
-        for written in evals.save_outputs(save, Path(save_dir), config, program, weights, cache, loaded.step):
-            tell(f"Wrote {written}")
-    metrics = evals.check_finite(evals.run_evaluators(evaluators, weights, cache=cache))
+    placed, folder, written = jax.device_put(weights, program.params_shardings), Path(save_dir), list[str]()
+    if save and save != "model":  # first, as the evaluations use the logits that it leaves in the cache
+        written = evals.save_outputs(save, folder, config, program, placed, cache, loaded.step)
+    metrics = evals.check_finite(evals.run_evaluators(evaluators, placed, cache=cache))
+    if save == "model":
+        written = evals.save_probed_models(folder, config, program, weights, cache, metrics)
+    for path in written:
+        tell(f"Wrote {path}")
     return EvaluationResult({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
 
 
@@ -149,7 +153,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
-    parser.add_argument("--save", choices=OUTPUTS, help="also write features, logits, confusion or mistakes")
+    parser.add_argument("--save", choices=OUTPUTS, help="also write features, ..., or the model of a linear probe")
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     return parser

@@ -90,6 +90,10 @@ def observations(spec, images, saliency=False):
         rollout=draw((images, *spec.grid), np.float32),
         rollout_alone=draw((images, *spec.grid), np.float32),
         heads=draw((*shape, *spec.grid), np.float32).astype(np.float16),
+        registers=draw((images, spec.prefix.registers, *spec.grid), np.float32),
+        components=draw((images, *spec.grid, 3), np.float32),
+        own_components=draw((images, *spec.grid, 3), np.float32),
+        component_shares=np.array([0.5, 0.2, 0.1]),
         distance=10 * draw(shape[1:]),
         entropy=draw(shape[1:]),
         similarity=np.eye(spec.depth),
@@ -109,14 +113,14 @@ def write(folder, model, images, **how):
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     names = [f"<i>class</i> {i}" for i in range(5)]
-    model = create("ViT-mu/8", resolution=(32, 48), depth=3, num_classes=5, class_names=names)
+    model = create("ViT-mu/8", resolution=(32, 48), depth=3, num_classes=5, registers=2, class_names=names)
     return write(tmp_path_factory.mktemp("look"), model, 7, saliency=True)
 
 
 def test_the_page_stands_alone_and_every_picture_has_a_text(written):
     page = check_page(written[0].read_text())
-    # Four pictures and three blocks of heads of each image; five figures in two themes.
-    assert len(page.all("img")) == 7 * (4 + 3) + 5 and len(page.all("source")) == 5
+    # Six pictures, three blocks of heads and the registers of each image; six figures in two themes.
+    assert len(page.all("img")) == 7 * (6 + 4) + 6 and len(page.all("source")) == 6
     assert NAME in page.text and "<i>class</i> 3" in page.text and len(page.all("meter")) == 7 * 3
     assert "32 x 48 pixels, 4 x 6 patches of 8 pixels" in page.text
     assert len(page.all("details")) == 7
@@ -127,7 +131,7 @@ def test_every_figure_is_a_png_and_an_svg(written):
     names = {path.stem for path in written if path.suffix == ".svg"}
     assert names == {
         *("embedding_filters", "position_similarity", "attention_distance", "attention_entropy", "layer_similarity"),
-        *("rollout", "rollout_all"),
+        *("rollout", "rollout_all", "patch_components"),
     }
     assert {path.name for path in written} == {path.name for path in folder.iterdir()}
     for name in names:
@@ -144,6 +148,7 @@ def test_what_a_model_does_not_have_is_said(tmp_path):
     page = check_page(write(tmp_path / "new" / "folder", model, 1)[0].read_text())
     assert "fixed sines and cosines" in page.text and "no classifier" in page.text and "no class token" in page.text
     assert "the first convolution of the ResNet" in page.text and "1 x 1 patches of 32 pixels" in page.text
+    assert "own components" not in page.text and "registers" not in page.text
     assert not page.all("meter") and not (tmp_path / "new" / "folder" / "position_similarity.svg").exists()
 
 
@@ -152,6 +157,17 @@ def test_labels_stay_inside_the_figure():
     figure.draw_without_rendering()
     box = figure.axes[0].yaxis.label.get_window_extent()
     assert box.x0 > 0 and box.x1 > box.x0
+
+
+def test_colours_of_components_are_the_ranks_of_most_patches():
+    components = np.stack([np.arange(1000), -np.arange(1000), np.ones(1000)], axis=-1).reshape(10, 10, 10, 3)
+    components[0, 0, 0] = 1e6  # one patch far from all others changes no colour but its own
+    colours = figures.component_colours(components, 10, 10)
+    assert colours.shape == (10, 10, 10, 3) and (colours[0, 0, 0] == 255).all()
+    rest = colours.reshape(-1, 3)[20:980].astype(int)
+    np.testing.assert_allclose(rest[:, 0], 255 * (np.arange(20, 980) - 10) / 980, atol=1.5)
+    np.testing.assert_allclose(rest[:, :2].sum(axis=1), 255, atol=2)
+    np.testing.assert_array_equal(figures.component_colours(components[:1], 7, 4).shape, (1, 7, 4, 3))
 
 
 def test_filters_are_those_that_a_resnet_computes_with():

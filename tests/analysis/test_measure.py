@@ -69,6 +69,11 @@ def test_maps_leave_out_registers():
     flat = (*WEIGHTS.shape[:-2], 4)
     np.testing.assert_allclose(with_token.reshape(flat), WEIGHTS[..., 0, 3:], atol=1e-7)
     np.testing.assert_allclose(without.reshape(flat), WEIGHTS[..., 3:, 3:].mean(axis=-2), atol=1e-7)
+def test_maps_of_registers():
+    weights = single(RANDOM.random((2, 3 + PATCHES, 3 + PATCHES)))  # a class token, two registers, the patches
+    found = np.asarray(measure.register_maps(weights, GRID, 2))
+    np.testing.assert_array_equal(found, weights[:, 1:3, 3:].reshape(2, 2, *GRID))
+    assert measure.register_maps(weights, GRID, 0).shape == (2, 0, *GRID)
 
 
 def test_distance():
@@ -129,6 +134,20 @@ def test_filters_are_the_directions_of_most_variance():
     assert components.shape == (5, 2, 2, 3)
     assert len(measure.embedding_filters(single(kernel), 28)[0]) == 12  # a filter has no more weights
     assert len(measure.embedding_filters(single(kernel[..., :4]), 28)[0]) == 4
+
+
+def test_components_of_patches_are_the_directions_of_most_variance():
+    tokens = RANDOM.normal(size=(2, 3, 4, 6)) * np.linspace(1, 3, 6) + 100
+    found, shares = measure.patch_components(single(tokens))
+    samples = tokens.reshape(-1, 6) - tokens.reshape(-1, 6).mean(0)
+    values, vectors = np.linalg.eigh(samples.T @ samples)
+    for i in range(3):
+        direction = vectors[:, -1 - i] * np.sign(vectors[abs(vectors[:, -1 - i]).argmax(), -1 - i])
+        np.testing.assert_allclose(found[..., i].ravel(), samples @ direction, atol=1e-3)  # in float32
+        np.testing.assert_allclose(shares[i], values[-1 - i] / values.sum(), rtol=1e-3)
+    for few in (tokens[0, 0, :2], tokens[0, 0, :1], np.ones((5, 6))):
+        scores, shares = measure.patch_components(single(few))
+        assert scores.shape == (len(few), 3) and np.isfinite(scores).all() and shares.sum() <= 1 + 1e-6
 
 
 def test_similarity_of_representations():

@@ -52,6 +52,9 @@ def test_batches_on_the_mesh_give_the_measures_of_all_attention(loaded, plain):
     np.testing.assert_allclose(seen.entropy, measure.attention_entropy(weights).mean(1), rtol=1e-5)
     tokens = np.asarray(out["blocks"])[:, :, 1:].reshape(spec.depth, -1, spec.width)
     np.testing.assert_allclose(seen.similarity, measure.linear_cka(tokens), atol=1e-5)
+    patches = np.asarray(out["tokens"])[:, 1:].reshape(len(IMAGES), *spec.grid, spec.width)
+    np.testing.assert_allclose(seen.components, measure.patch_components(patches)[0], atol=1e-3)
+    np.testing.assert_allclose(seen.own_components[3], measure.patch_components(patches[3])[0], atol=1e-3)
     assert abs(seen.pixels / 127.5 - 1 - IMAGES).max() <= 1 / 255 + 1e-6 and seen.count == len(IMAGES)
 
 

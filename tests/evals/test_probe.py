@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from vit_jax import UserError
 from vit_jax.evals import probe
 from vit_jax.evals.labelled_features import Examples, measure_scale, permute_classes
-from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd, select_validation
+from vit_jax.evals.probe import evaluate_probe, fit_logistic, fit_sgd, learn_head, select_validation
 
 
 def make_examples(count, seed, classes=4, width=10):
@@ -65,6 +65,17 @@ def test_labels_need_not_be_consecutive():
     assert spread.accuracy == evaluate_probe(train, test, fit_logistic, [1.0], 0.1).accuracy > 0.5
     unknown = Examples(test.features, np.where(test.labels == 0, 9, test.labels))  # a class that was never seen
     assert evaluate_probe(train, unknown, fit_logistic, [1.0], 0.1).accuracy < 0.75
+
+
+def test_the_head_of_a_probe_reads_features_as_they_are():
+    train, test = make_examples(120, 0), make_examples(80, 1)
+    train.features[:, 3] = test.features[:, 3] = 7  # constant: left out
+    spread = Examples(train.features, 2 * train.labels)  # classes 0, 2, 4, 6 of 8
+    kernel, bias = learn_head(spread, fit_logistic, 1.0, 8)
+    logits = test.features @ kernel + bias
+    expected = evaluate_probe(train, test, fit_logistic, [1.0], 0.1).accuracy
+    assert np.mean(logits.argmax(axis=1) == 2 * test.labels) == expected > 0.5 and not kernel[3].any()
+    assert (logits[:, 1::2] == probe.NEVER).all()
 
 
 def test_the_validation_part_is_a_fraction_of_each_class():

@@ -55,6 +55,7 @@ def list_drawings(spec: ModelSpec, params: dict[str, Any], observations: Observa
         *attention(spec, observations),
         similarity(observations),
         *rollouts(observations),
+        components(observations),
         *predictions(observations),
     ]
 
@@ -171,6 +172,21 @@ def rollouts(observations: Observations) -> Iterator[Drawing]:
     for name, figure, draw in (("rollout", 6, figures.rollout_pairs), ("rollout_all", 14, figures.rollout_mosaic)):
         drawn = functools.partial(draw, pixels, rollout_maps)
         yield Drawing(name, "Attention of photographs", text, f"{caption} (Figure {figure}).", drawn)
+
+
+def components(observations: Observations) -> Drawing:
+    """Returns the principal components of the tokens of patches as colours."""
+    seen = observations
+    return Drawing(
+        "patch_components",
+        "Principal components of the patches",
+        "Rows of pictures: images, and the same in colours that are equal where the model sees the same kind of thing.",
+        "The first three principal components of the patches' tokens after the last block as red, green and blue, as "
+        "in Figure 1 of arXiv 2304.07193: "
+        + ("of all images together, and below of each by itself" if seen.count > 1 else "of this image")
+        + f". They explain {seen.component_shares.sum():.0%} of the variance. The sign of a component means nothing.",
+        lambda: figures.patch_components(seen.pixels, seen.components, seen.own_components),
+    )
 
 
 def predictions(observations: Observations) -> Iterator[Drawing]:

@@ -13,7 +13,7 @@ from vit_jax.data.images import resize_pixels
 
 GAP = 2  # pixels between small pictures
 GAMMA = 2.2  # of screens: the light that a pixel gives is its value to this power
-MAX_PREDICTED_IMAGES = 8  # images whose patches are predicted
+MAX_COLUMNS = 8  # images side by side
 PAIRS = 6  # of photograph and attention, in Figure 6
 TILE = 64  # largest side of a photograph in Figure 14, in pixels
 TICKS = 14  # most numbers along an axis
@@ -49,6 +49,20 @@ def attended(
     """
     light = spread(rollout, *pixels.shape[:2])[..., None]
     return (pixels * light ** (1 / GAMMA)).round().astype(np.uint8)
+
+
+def component_colours(
+    components: Float[np.ndarray, "*images rows columns 3"], height: int, width: int
+) -> UInt8[np.ndarray, "*images height width 3"]:
+    """Returns the three principal components of patches as red, green and blue, enlarged to pictures (bicubic).
+
+    Of each component, the lowest and the highest hundredth of all patches given have the values 0 and 255.
+    """
+    low, high = np.quantile(components.reshape(-1, 3), (0.01, 0.99), axis=0)
+    shares = ((components - low) / np.maximum(high - low, np.finfo(np.float32).tiny)).clip(0, 1)
+    small = np.rint(255 * shares).astype(np.uint8).reshape(-1, *components.shape[-3:])
+    large = [resize_pixels(picture, height, width, "bicubic", antialias=True) for picture in small]
+    return np.stack(large).reshape(*components.shape[:-3], height, width, 3)
 
 
 def mosaic(tiles: np.ndarray, columns: int, gap: int = GAP) -> np.ndarray:
@@ -169,10 +183,27 @@ def predicted_patches(
     """Returns three rows of pictures: the first images, what a model of masked patches is given of each, and what it
     predicts.
     """
-    columns = min(MAX_PREDICTED_IMAGES, len(pixels))
-    height, width = pixels.shape[1:3]
-    scale = max(1, -(-TILE // max(height, width)))  # small images as larger squares
-    tiles = np.concatenate([x[:columns] for x in (pixels, corrupted, predicted)])
+    return _show_rows(pixels, corrupted, predicted)
+
+
+def patch_components(
+    pixels: UInt8[np.ndarray, "images height width 3"],
+    components: Float[np.ndarray, "images rows columns 3"],
+    own_components: Float[np.ndarray, "images rows columns 3"],
+) -> NotebookFigure:
+    """Returns three rows of pictures: the first images, the principal components of all images together, and those of
+    each image by itself. A single image has two rows.
+    """
+    size = pixels.shape[1:3]
+    own = np.stack([component_colours(of_image, *size) for of_image in own_components[:MAX_COLUMNS]])
+    return _show_rows(pixels, *([component_colours(components, *size)] if len(pixels) > 1 else []), own)
+
+
+def _show_rows(*rows: UInt8[np.ndarray, "images height width 3"]) -> NotebookFigure:
+    """Returns a figure of rows of pictures, of which the first `MAX_COLUMNS` are shown."""
+    columns = min(MAX_COLUMNS, len(rows[0]))
+    scale = max(1, -(-TILE // max(rows[0].shape[1:3])))  # small images as larger squares
+    tiles = np.concatenate([row[:columns] for row in rows])
     picture = mosaic(tiles.repeat(scale, axis=1).repeat(scale, axis=2) / 255, columns, gap=2 * scale)
     return _show(picture, columns)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, UInt8
 
 from vit_jax import encode_text, printable, tree
 from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
-from vit_jax.analysis.figures import attended, mosaic, stretch
+from vit_jax.analysis.figures import attended, component_colours, mosaic, stretch
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme
 from vit_jax.model import Model
@@ -19,6 +20,16 @@ from vit_jax.model import Model
 SMALL = 96  # pixels: smaller pictures are encoded without loss
 HEAD_PIXELS = 56  # width of the map of a head on the page
 LEVELS = 24  # of brightness in it: with 256 the pages of 128 photographs are twice as large
+MEASURES = (
+    "rollout",
+    "rollout_alone",
+    "registers",
+    "components",
+    "own_components",
+    "distance",
+    "entropy",
+    "similarity",
+)
 ON_PAGE = ("rollout", "rollout_all")  # drawings of which the page has the photographs one by one, as cards
 
 
@@ -48,13 +59,17 @@ def write_look(
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "index.html"]
     parts = [write_drawing(folder, drawing, files) for drawing in list_drawings(model.vit, params, seen)]
-    numbers = {name: getattr(seen, name) for name in ("rollout", "rollout_alone", "distance", "entropy", "similarity")}
+    numbers = {name: getattr(seen, name) for name in MEASURES}
     np.savez(folder / "measures.npz", images=np.array(names), logits=seen.logits, **numbers)
     files.append(folder / "measures.npz")
+    colours = component_colours(seen.components, *seen.pixels.shape[1:3])
     body = [
         page_header(checkpoint, model, params, names, seen),
         '<div class="cards">',
-        *(image_card(model, title, number, seen, top) for number, title in enumerate(distinct_names(names))),
+        *(
+            image_card(model, title, number, seen, colours[number], top)
+            for number, title in enumerate(distinct_names(names))
+        ),
         '</div><div class="figures">',
         *parts,
         "</div>",
@@ -114,8 +129,9 @@ def page_header(checkpoint: str, model: Model, params: dict[str, Any], names: Se
         f"Rollout: how much of each patch reaches {whose} through all blocks, where each block's attention is averaged "
         "over its heads and half of each token passes unchanged (the residual connection), as in Figures 6 and 14. "
         "Attention alone: the same without the residual connections. Both are scaled: where the value is lowest the "
-        "photograph is black, where it is highest it has its own brightness, and between it gives light in proportion."
-        + ("" if seen.saliency is None else saliency)
+        "photograph is black, where it is highest it has its own brightness, and between it gives light in proportion. "
+        "Components: the first three principal components of the patches' tokens as red, green and blue, of all images "
+        "together and of each by itself." + ("" if seen.saliency is None else saliency)
     )
     patches = (
         "<p>This model predicts masked patches. Corrupted: the image that it is given, as in an evaluation; masked "
@@ -129,14 +145,23 @@ def page_header(checkpoint: str, model: Model, params: dict[str, Any], names: Se
     return "".join(parts)
 
 
-def image_card(model: Model, name: str, number: int, seen: Observations, top: int) -> str:
-    """Returns the card of an image: its attention, its classes and, hidden until opened, the attention of each head."""
+def image_card(
+    model: Model, name: str, number: int, seen: Observations, colours: UInt8[np.ndarray, "height width 3"], top: int
+) -> str:
+    """Returns the card of an image: its attention, its classes and, hidden until opened, the attention of each head.
+
+    The `colours` are the principal components of its patches, those of all images together.
+    """
     pixels, short = seen.pixels[number], printable(name)
     pictures = [
         ("input", pixels, f"{short} as the model reads it"),
         ("rollout", attended(pixels, seen.rollout[number]), f"{short}, bright where the rollout is high"),
         ("attention alone", attended(pixels, seen.rollout_alone[number]), f"{short}, bright where the attention is"),
+        ("components", colours, f"the patches of {short}, in equal colours where they are alike"),
     ]
+    if seen.count > 1:
+        own = component_colours(seen.own_components[number], *pixels.shape[:2])
+        pictures.append(("own components", own, f"the patches of {short}, in colours of this image alone"))
     if seen.corrupted is not None and seen.predicted is not None:
         pictures.append(("corrupted", seen.corrupted[number], f"{short}, some patches grey or replaced by others"))
         pictures.append(("predicted", seen.predicted[number], f"{short}, the corrupted patches as predicted"))
@@ -151,7 +176,7 @@ def image_card(model: Model, name: str, number: int, seen: Observations, top: in
         for caption, array, text in pictures
     )
     parts = [f"<h3>{escape(short)}</h3>", f'<div class="row">{row}</div>', class_table(model, seen.logits[number], top)]
-    return f'<article class="card">{"".join(parts)}{head_maps(model, seen.heads[number], short)}</article>'
+    return f'<article class="card">{"".join(parts)}{token_maps(model, seen, number, short)}</article>'
 
 
 def class_table(model: Model, logits: np.ndarray, top: int) -> str:
@@ -171,23 +196,30 @@ def class_table(model: Model, logits: np.ndarray, top: int) -> str:
     return html.table(rows, numbers=(1,))
 
 
-def head_maps(model: Model, maps: np.ndarray, name: str) -> str:
-    """Returns the attention of every head in every block, hidden until the reader opens it."""
-    whose = "class token" if model.vit.class_rows else "average patch"
-    rows = []
-    for block, of_block in enumerate(maps.astype(np.float32), 1):
-        tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in of_block])
-        strip = mosaic(tiles, len(tiles), gap=1)
-        width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
-        pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
-        text = f"block {block} of {name}: the {whose}'s attention by head 1 to {len(tiles)}"
-        how = f'class="pixels" loading="lazy" width="{width}"'
-        rows.append((block, html.image(encode_pixels(pixels, lossless=True), text, how)))
+def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:
+    """Returns the attention of every head in every block, and of each register, hidden until the reader opens it."""
+    whose, registers = "class token" if model.vit.class_rows else "average patch", seen.registers[number]
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "
         "dark (its lowest value) to bright (its highest)."
     )
+    rows = [
+        (block, map_strip(maps, f"block {block} of {name}: the {whose}'s attention by head 1 to {len(maps)}"))
+        for block, maps in enumerate(seen.heads[number].astype(np.float32), 1)
+    ]
+    if len(registers):
+        words += " Last row: the attention of each register in the last block, averaged over the heads."
+        rows.append(("registers", map_strip(registers, f"the attention of registers 1 to {len(registers)} of {name}")))
     return (
         f'<details><summary>All heads</summary><p class="faint">{words}</p>'
         f'<div class="heads">{html.table(rows)}</div></details>'
     )
+
+
+def map_strip(maps: Float[np.ndarray, "maps rows columns"], text: str) -> html.Html:
+    """Returns maps side by side, each from its lowest value, dark, to its highest; `text` says what they are."""
+    tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in maps])
+    strip = mosaic(tiles, len(tiles), gap=1)
+    width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
+    pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
+    return html.image(encode_pixels(pixels, lossless=True), text, f'class="pixels" loading="lazy" width="{width}"')

@@ -51,6 +51,19 @@ def query_maps(weights: Weights, grid: Grid, class_token: bool) -> Float[Array, 
     return rows.reshape(*rows.shape[:-1], *grid)
 
 
+def register_maps(weights: Weights, grid: Grid, registers: int) -> Float[Array, "*batch registers rows columns"]:
+    """Returns what each register gets from each patch (arXiv 2309.16588).
+
+    Args:
+        weights: attention; the patches are the last of the tokens, and the registers come just before them.
+        grid: (rows, columns) of the patches, which are in raster order.
+        registers: the number of registers; 0 if there are none.
+    """
+    weights, before = jnp.asarray(weights), weights.shape[-1] - math.prod(grid)
+    rows = weights[..., before - registers : before, before:]
+    return rows.reshape(*rows.shape[:-1], *grid)
+
+
 def attention_distance(weights: Weights, grid: Grid, patch_size: int) -> Float[Array, "*batch"]:
     """Returns the mean distance, in pixels, between a patch and what it attends to.
 
@@ -101,6 +114,29 @@ def linear_cka(representations: Float[np.ndarray, "layers examples width"]) -> F
     norms = np.linalg.norm(grams, axis=1, keepdims=True)
     grams = np.divide(grams, norms, out=np.zeros_like(grams), where=norms > 0)
     return grams @ grams.T
+
+
+def patch_components(
+    patches: Float[np.ndarray, "*patches width"], count: int = 3
+) -> tuple[Float[np.ndarray, "*patches components"], Float[np.ndarray, " components"]]:
+    """Returns the first principal components of the tokens of patches, and their shares of the variance.
+
+    Each token is one sample, less the mean of all (arXiv 2304.07193, Figure 1). Of the direction of a component, the
+    entry of largest size is positive, so that equal tokens have equal components.
+
+    Args:
+        patches: tokens of one image or of several.
+        count: components wanted; those that the tokens lack are 0.
+    """
+    samples = patches.reshape(-1, patches.shape[-1])
+    samples = samples - samples.mean(axis=0, dtype=np.float64).astype(samples.dtype)  # float32 then loses nothing below
+    solver = "covariance_eigh" if len(samples) > samples.shape[1] else "full"  # the faster one
+    pca = PCA(min(count, *samples.shape), svd_solver=solver)
+    with np.errstate(invalid="ignore"):  # tokens without any variance
+        scores = pca.fit_transform(samples)
+    scores = np.pad(scores, ((0, 0), (0, count - scores.shape[1])))
+    shares = np.square(scores).sum(axis=0) / max(np.square(samples).sum(), np.finfo(np.float32).tiny)
+    return scores.reshape(*patches.shape[:-1], count), shares
 
 
 def class_saliency(

@@ -36,6 +36,11 @@ class Observations:
         rollout_alone: the rollout without the residual connections.
         heads: the attention of the class token, or of the average patch without one, in each block and head.
         distance: mean attention distance in pixels, averaged over all images.
+        registers: the attention of each register in the last block, averaged over its heads.
+        components: the first three principal components of the tokens of all patches of these images, after the
+            encoder's norm.
+        own_components: the same, of the patches of each image by itself.
+        component_shares: the shares of the variance that `components` have.
         entropy: entropy of the attention in nats, averaged over all images.
         similarity: similarity of the patches' representations after each pair of blocks, by linear CKA.
         saliency: saliency for the class with the largest logit; None: it was not asked for.
@@ -51,6 +56,10 @@ class Observations:
     rollout: Float[np.ndarray, "images rows columns"]
     rollout_alone: Float[np.ndarray, "images rows columns"]
     heads: Float[np.ndarray, "images depth heads rows columns"]
+    registers: Float[np.ndarray, "images registers rows columns"]
+    components: Float[np.ndarray, "images rows columns 3"]
+    own_components: Float[np.ndarray, "images rows columns 3"]
+    component_shares: Float[np.ndarray, "3"]
     distance: Float[np.ndarray, "depth heads"]
     entropy: Float[np.ndarray, "depth heads"]
     similarity: Float[np.ndarray, "depth depth"]
@@ -109,9 +118,11 @@ def observe(
         if number * batch < KEPT_IMAGES:
             kept.append({name: array[: KEPT_IMAGES - number * batch] for name, array in rows.items()})
     whole = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
-    tokens = whole.pop("tokens").swapaxes(0, 1)
-    similarity = measure.linear_cka(tokens.reshape(len(tokens), -1, tokens.shape[-1]))
-    return Observations(count, similarity=similarity, **whole, **{name: total / count for name, total in sums.items()})
+    tokens, patches = whole.pop("tokens").swapaxes(0, 1), whole.pop("patches")
+    whole["similarity"] = measure.linear_cka(tokens.reshape(len(tokens), -1, tokens.shape[-1]))
+    whole["components"], whole["component_shares"] = measure.patch_components(patches)
+    whole["own_components"] = np.stack([measure.patch_components(of_image)[0] for of_image in patches])
+    return Observations(count, **whole, **{name: total / count for name, total in sums.items()})
 
 
 def make_observer(program: Inference, examples: int, saliency: bool) -> Callable[[ArrayTree, jax.Array], dict]:
@@ -147,6 +158,8 @@ def make_observer(program: Inference, examples: int, saliency: bool) -> Callable
             "rollout": maps(measure.attention_rollout(one_after_another(layers, heads))),
             "rollout_alone": maps(measure.attention_rollout(one_after_another(layers, heads), residual=0.0)),
             "heads": jnp.stack([maps(weights) for weights in layers], axis=1).astype(jnp.float16),
+            "registers": measure.register_maps(layers[-1].mean(axis=1), grid, spec.prefix.registers),
+            "patches": out["tokens"][:, spec.prefix_rows :].reshape(len(images), *grid, -1).astype(jnp.float32),
             "distance": jnp.stack(distances, axis=1),
             "entropy": jnp.stack([measure.attention_entropy(weights) for weights in layers], axis=1),
             "tokens": jnp.stack([block[:, -patches:][:, chosen] for block in blocks], axis=1).astype(jnp.float32),

@@ -15,6 +15,7 @@ from .outputs import OutputFiles as OutputFiles
 from .outputs import count_nonfinite as count_nonfinite
 from .outputs import refuse_nonfinite as refuse_nonfinite
 from .prediction_files import save_outputs as save_outputs
+from .probed_model import save_probed_models as save_probed_models
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
 from .requests import list_request_places as list_request_places

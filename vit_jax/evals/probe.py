@@ -23,6 +23,7 @@ from vit_jax.machine import device_memory, host_memory
 TOLERANCE = 1e-6  # L-BFGS stops when no element of the mean loss's gradient is greater in size
 MAX_STEPS = 1000  # the most steps of L-BFGS
 MOMENTUM = 0.9
+NEVER = -1e4  # the logit of a class that was never seen
 BLOCK = 2**26  # logits that are computed at a time: 256 MiB
 ARRAYS_PER_FIT = (
     30  # arrays as large as a classifier that a fit holds; L-BFGS keeps ten steps and ten changes of the gradient
@@ -49,12 +50,30 @@ class Probe(NamedTuple):
     validation: Float64[np.ndarray, " settings"]
 
 
+class WhitenedExamples(NamedTuple):
+    """Training examples whose features have mean 0 and standard deviation 1, and whose labels count from 0.
+
+    Attributes:
+        features: (features - mean) / scale.
+        labels: the rows of `classes`.
+        classes: the labels that there are, in ascending order.
+        mean: of the features as given.
+        scale: of the features as given; see `measure_scale`.
+    """
+
+    features: Float32[np.ndarray, "n width"]
+    labels: Int32[np.ndarray, " n"]
+    classes: Int[np.ndarray, " classes"]
+    mean: Float32[np.ndarray, " width"]
+    scale: Float32[np.ndarray, " width"]
+
+
 def probe(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[str, float]:
     """Returns the accuracy of logistic regression, and its `l2`.
 
     The l2 is the one that is best on part of the training examples.
     """
-    result = evaluate_probe(train, test, fit_logistic, eval_config.l2, eval_config.validation)
+    result = evaluate_probe(train, test, choose_fit(eval_config), eval_config.l2, eval_config.validation)
     return {"accuracy": result.accuracy, "l2": result.setting}
 
 
@@ -63,9 +82,35 @@ def probe_sgd(eval_config: ConfigDict, train: Examples, test: Examples) -> dict[
 
     The rate is the one that is best on part of the training examples.
     """
-    fit = partial(fit_sgd, epochs=eval_config.epochs)
-    result = evaluate_probe(train, test, fit, eval_config.rates, eval_config.validation)
+    result = evaluate_probe(train, test, choose_fit(eval_config), eval_config.rates, eval_config.validation)
     return {"accuracy": result.accuracy, "rate": result.setting}
+
+
+def choose_fit(eval_config: ConfigDict) -> Fit:
+    """Returns how the classifier of an evaluation of the kind `probe` or `probe_sgd` is fitted."""
+    return fit_logistic if "l2" in eval_config else partial(fit_sgd, epochs=eval_config.epochs)
+
+
+def learn_head(
+    train: Examples, fit: Fit, setting: float, num_classes: int
+) -> tuple[Float32[np.ndarray, "width classes"], Float32[np.ndarray, " classes"]]:
+    """Returns kernel and bias of the classifier that `evaluate_probe` scores, for features as they are given.
+
+    A class without training examples has the bias `NEVER`, so that it is never predicted.
+
+    Args:
+        train: the training examples.
+        fit: see `evaluate_probe`.
+        setting: the chosen l2 or learning rate.
+        num_classes: the number of classes; labels are below it.
+    """
+    white = whiten(train)
+    [weights], [bias] = fit(white.features, white.labels, np.arange(len(white.labels)), [setting])
+    kernel: np.ndarray = np.zeros((len(white.mean), num_classes), np.float32)
+    kernel[:, white.classes] = weights / white.scale[:, None]
+    shifts: np.ndarray = np.full(num_classes, NEVER, np.float32)
+    shifts[white.classes] = bias - white.mean.astype(np.float64) @ kernel[:, white.classes]
+    return kernel, shifts
 
 
 def check_probe(eval_config: ConfigDict, count: int, width: int, classes: int) -> None:
@@ -96,11 +141,7 @@ def evaluate_probe(
             two training examples.
     """
     check_examples(train, test)
-    mean, scale = (array.astype(np.float32) for array in measure_scale(train.features))
-    features = train.features - mean
-    features /= scale  # in place: the features of a large split are most of the memory
-    classes, columns = np.unique(train.labels, return_inverse=True)
-    labels = columns.astype(np.int32)
+    features, labels, classes, mean, scale = whiten(train)
     chosen, accuracies = settings[0], np.empty(0)
     if len(settings) > 1:
         held_out = select_validation(labels, validation, seed)
@@ -118,6 +159,15 @@ def evaluate_probe(
     expected = np.where(classes[known] == test.labels, known, -1)
     [accuracy] = _measure_accuracies(heads, (test.features - mean) / scale, expected)
     return Probe(float(accuracy), chosen, accuracies)
+
+
+def whiten(train: Examples) -> WhitenedExamples:
+    """Returns training examples with whitened features."""
+    mean, scale = (array.astype(np.float32) for array in measure_scale(train.features))
+    features = train.features - mean
+    features /= scale  # in place: the features of a large split are most of the memory
+    classes, labels = np.unique(train.labels, return_inverse=True)
+    return WhitenedExamples(features, labels.astype(np.int32), classes, mean, scale)
 
 
 def probe_memory(count: int, width: int, classes: int, settings: int) -> tuple[int, int]:

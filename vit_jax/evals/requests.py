@@ -20,7 +20,7 @@ from vit_jax.config import (
 )
 from vit_jax.data.sources import source_label
 
-OUTPUTS = ("features", "predictions", "confusion", "mistakes")  # the outputs that a command can save
+OUTPUTS = ("features", "predictions", "confusion", "mistakes", "model")  # what a command can save
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 # A comma between two fields or values of a request: not one in brackets, nor one before an option of a data source.
