@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from vit_jax import encode_text, printable, tree
 from vit_jax.analysis import html
 from vit_jax.analysis.drawings import Drawing, list_drawings
-from vit_jax.analysis.figures import attended, component_colours, mosaic, stretch
+from vit_jax.analysis.figures import attended, component_colours, contrast, mosaic
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme
 from vit_jax.model import Model
@@ -129,7 +129,8 @@ def page_header(checkpoint: str, model: Model, params: dict[str, Any], names: Se
         f"Rollout: how much of each patch reaches {whose} through all blocks, where each block's attention is averaged "
         "over its heads and half of each token passes unchanged (the residual connection), as in Figures 6 and 14. "
         "Attention alone: the same without the residual connections. Both are scaled: where the value is lowest the "
-        "photograph is black, where it is highest it has its own brightness, and between it gives light in proportion. "
+        "photograph is black, in the highest hundredth it has its own brightness, and between it gives light in "
+        "proportion. "
         "Components: the first three principal components of the patches' tokens as red, green and blue, of all images "
         "together and of each by itself." + ("" if seen.saliency is None else saliency)
     )
@@ -201,7 +202,7 @@ def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:
     whose, registers = "class token" if model.vit.class_rows else "average patch", seen.registers[number]
     words = (
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "
-        "dark (its lowest value) to bright (its highest)."
+        "dark (its lowest value) to bright (its highest hundredth)."
     )
     rows = [
         (block, map_strip(maps, f"block {block} of {name}: the {whose}'s attention by head 1 to {len(maps)}"))
@@ -217,8 +218,8 @@ def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:
 
 
 def map_strip(maps: Float[np.ndarray, "maps rows columns"], text: str) -> html.Html:
-    """Returns maps side by side, each from its lowest value, dark, to its highest; `text` says what they are."""
-    tiles = np.stack([np.rint(stretch(one) * LEVELS) / LEVELS for one in maps])
+    """Returns maps side by side, each from its lowest value, dark, to its highest hundredth; `text` says what they are."""
+    tiles = np.stack([np.rint(contrast(one) * LEVELS) / LEVELS for one in maps])
     strip = mosaic(tiles, len(tiles), gap=1)
     width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
     pixels = np.where(np.isnan(strip)[..., None], np.uint8(128), colour_map(np.nan_to_num(strip)))
