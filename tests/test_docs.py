@@ -290,6 +290,9 @@ def place(tmp_path_factory):
     shutil.copy(parity / "google_vit_in21k_tanh.npz", folder / "data" / "pretrained.npz")
     shutil.copytree(parity / "hf_texts_clip", folder / "data" / "clip")
     shutil.copy(parity / "hf_texts_clip" / "words.npz", folder / "data" / "words.npz")
+    for family in ("dinov3", "siglip"):
+        shutil.copytree(parity / f"hf_{family}", folder / "data" / family)
+        shutil.copy(parity / "hf_texts_clip" / "preprocessor_config.json", folder / "data" / family)
     write_tfds(
         folder / "data" / "tensorflow_datasets", "cifar10", "3.0.2", list("abcdefghij"), {"train": 2000, "test": 20}
     )
@@ -336,6 +339,8 @@ def paste(line, capsys):
             words += SHORT[1:] if "total_steps=0" in line else SHORT
             words = [SHALLOW if "resnet" in line and "depth" in word else word for word in words]
             words += PHOTOS if "photos" in line or "tiny-imagenet" in line else CIFAR if "cifar" in line else []
+        if "model=init_from" in line:
+            words = [word for word in words if not word.startswith("--config.model.")]
         if name == "vit_jax.finetune":
             words += [*SHORT, *PHOTOS, *CIFAR, "--sweep.base_lr=0.01"]
         words += VTAB if name == "vit_jax.vtab" else []

@@ -69,6 +69,8 @@ def test_maps_leave_out_registers():
     flat = (*WEIGHTS.shape[:-2], 4)
     np.testing.assert_allclose(with_token.reshape(flat), WEIGHTS[..., 0, 3:], atol=1e-7)
     np.testing.assert_allclose(without.reshape(flat), WEIGHTS[..., 3:, 3:].mean(axis=-2), atol=1e-7)
+
+
 def test_maps_of_registers():
     weights = single(RANDOM.random((2, 3 + PATCHES, 3 + PATCHES)))  # a class token, two registers, the patches
     found = np.asarray(measure.register_maps(weights, GRID, 2))

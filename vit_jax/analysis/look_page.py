@@ -218,7 +218,7 @@ def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:
 
 
 def map_strip(maps: Float[np.ndarray, "maps rows columns"], text: str) -> html.Html:
-    """Returns maps side by side, each from its lowest value, dark, to its highest hundredth; `text` says what they are."""
+    """Returns maps side by side, dark to bright, as `contrast` scales each; `text` says what they are."""
     tiles = np.stack([np.rint(contrast(one) * LEVELS) / LEVELS for one in maps])
     strip = mosaic(tiles, len(tiles), gap=1)
     width = round(HEAD_PIXELS * strip.shape[1] / tiles.shape[2])
