@@ -67,6 +67,13 @@ PUBLISHED_FORMS: dict[str, Fields] = {
         ("model.qkv_bias", "query_value"),
         ("model.activation", "gelu"),
     ),
+    "EVA-02's": (
+        ("model.rotary", "axial"),
+        ("model.qkv_bias", "query_value"),
+        ("model.activation", "swiglu"),
+        ("model.mlp_dim", 2048),
+        ("model.mlp_norm", True),
+    ),
 }
 REMAT = ("dots", "mlp", "attention", "full")  # from the most memory to the least
 TWO_BLOCKS = ("model.depth", 2)

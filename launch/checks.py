@@ -71,6 +71,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.programs": Output("out"),
     "benchmarks.stream": Output("write"),
     "benchmarks.stream_accuracy": Output("write"),
+    "benchmarks.timm_catalog": Output(),
     "benchmarks.timm_models": Output(),
     "benchmarks.tpu": Output("write"),
     "docs.architecture": Output("write"),
