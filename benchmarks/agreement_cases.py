@@ -6,11 +6,24 @@ from typing import Any
 
 SMALL = {"width": 32, "depth": 3, "mlp_dim": 64, "num_heads": 4, "resolution": 32, "num_classes": 5}
 DINOV2 = {"layer_scale": 1.0, "pooling": "token_gap", "activation": "gelu"}
+DINOV3 = {"position": "none", "rotary": "centred", "rotary_theta": 100.0, "qkv_bias": "query_value"}
+DINOV3 |= {"registers": 4, "layer_scale": 1e-5, "activation": "gelu", "norm_epsilon": 1e-5}
+EVA02 = {"rotary": "axial", "rotary_grid": 6, "qkv_bias": "query_value", "activation": "swiglu", "mlp_norm": True}
+EVA02 |= {"pooling": "gap", "final_norm": "pooled", "class_token": "always"}
+CLIP = {"pre_norm": True, "embed_bias": False, "norm_epsilon": 1e-5}
+PE = CLIP | {"rotary": "axial_xy", "rotary_grid": 24, "activation": "gelu", "class_token": "always"}
+PE |= {"pooling": "map", "map_prefix": True, "map_heads": 8}
+BEIT = {"position": "relative_bias", "qkv_bias": "query_value", "activation": "gelu", "layer_scale": 1e-5}
+BEIT |= {"pooling": "gap", "final_norm": "pooled", "class_token": "always"}
 ROOT_ONLY = {"stem": "resnet", "stages": (), "stem_epsilons": "timm", "resolution": 64}
 # Name of the base -> (layout, model, fields). A model differs from its base in some of the values in `VALUES`.
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "timm ViT": ("timm", "ViT/8", SMALL),
-    "timm CLIP": ("timm", "ViT/8", SMALL | {"pre_norm": True, "embed_bias": False, "norm_epsilon": 1e-5}),
+    "timm CLIP": ("timm", "ViT/8", SMALL | CLIP),
+    "timm DINOv3": ("timm", "ViT/8", SMALL | DINOV3),
+    "timm EVA-02": ("timm", "ViT/8", SMALL | EVA02),
+    "timm Perception Encoder": ("timm", "ViT/8", SMALL | PE),
+    "timm BEiT": ("timm", "ViT/8", SMALL | BEIT),
     "timm hybrid": ("timm", "ViT/16", SMALL | ROOT_ONLY),
     "timm BiT": ("timm", "BiT-R50x1", {"resolution": 32, "num_classes": 5}),
     "huggingface ViT": ("huggingface", "ViT/8", SMALL),
@@ -22,6 +35,13 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         SMALL | DINOV2 | {"registers": 4, "position_rows": "class"},
     ),
     "huggingface SigLIP": ("huggingface", "ViT/8", SMALL | {"pooling": "map", "num_classes": 0}),
+    "huggingface DINOv3": ("huggingface", "ViT/8", SMALL | DINOV3 | {"num_classes": 0}),
+    "huggingface CLIP": (
+        "huggingface",
+        "ViT/8",
+        SMALL | CLIP | {"final_norm": "pooled", "activation": "quick_gelu", "projection": 10, "num_classes": 0},
+    ),
+    "huggingface BEiT": ("huggingface", "ViT/8", SMALL | BEIT),
 }
 VALUES: dict[str, list[Any]] = {
     "width": [64],
@@ -85,7 +105,7 @@ NEEDS: dict[str, dict[str, Any]] = {  # field -> other fields without which it h
     "distilled_head": {"registers": 1},
 }
 # Fields on which no file depends: initial values, rates of the training, and how a model is executed.
-UNSTORED = {"position_std", "head_bias", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule"}
+UNSTORED = {"position_std", "head_bias", "head_std", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule"}
 UNSTORED |= {"attention", "mlp", "dtype", "grad_dtype", "remat", "scan"}
 BASE = "as in the base"
 

@@ -26,6 +26,14 @@ TIMM = {
     "timm vit_base_patch14_reg4_dinov2": ("vit_base_patch14_reg4_dinov2", {"img_size": 56, "depth": 3}),
     "timm vit_base_patch16_siglip_224": ("vit_base_patch16_siglip_224", {"img_size": 64, "depth": 3}),
     "timm vit_so400m_patch14_siglip_378": ("vit_so400m_patch14_siglip_378", {"img_size": 56, "depth": 3}),
+    "timm vit_small_patch16_dinov3_qkvb": ("vit_small_patch16_dinov3_qkvb", {"img_size": 64, "depth": 3}),
+    "timm eva02_base_patch14_224": ("eva02_base_patch14_224", {"img_size": 56, "depth": 3}),
+    "timm vit_pe_core_tiny_patch16_384": ("vit_pe_core_tiny_patch16_384", {"img_size": 64, "depth": 3}),
+    "timm vit_base_patch16_clip_quickgelu_224": (
+        "vit_base_patch16_clip_quickgelu_224",
+        {"img_size": 64, "depth": 3},
+    ),
+    "timm beitv2_base_patch16_224": ("beitv2_base_patch16_224", SMALL),
 }
 HF = {
     "huggingface ViTForImageClassification": (transformers.ViTForImageClassification, {"image_size": 64}),
@@ -41,6 +49,15 @@ HF = {
         {"image_size": 56, "patch_size": 14},
     ),
     "huggingface SiglipVisionModel": (transformers.SiglipVisionModel, {"image_size": 64}),
+    "huggingface DINOv3ViTModel": (transformers.DINOv3ViTModel, {"image_size": 64}),
+    "huggingface CLIPVisionModelWithProjection": (
+        transformers.CLIPVisionModelWithProjection,
+        {"image_size": 64, "patch_size": 16},
+    ),
+    "huggingface BeitForImageClassification": (
+        transformers.BeitForImageClassification,
+        {"image_size": 64, "use_relative_position_bias": True, "use_mask_token": False},
+    ),
 }
 
 
@@ -59,7 +76,7 @@ def inputs(images, mean, std):
 def logits_of(model, images):
     with torch.no_grad():
         result = model(images)
-    for key in ("logits", "pooler_output"):
+    for key in ("logits", "image_embeds", "pooler_output"):
         if getattr(result, key, None) is not None:
             return getattr(result, key).numpy()
     return result.last_hidden_state[:, 0].numpy() if hasattr(result, "last_hidden_state") else result.numpy()
