@@ -204,7 +204,7 @@ def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:
         f"Attention of the {whose} to the patches: a row for each block, from the first; a map for each head, from "
         "dark (its lowest value) to bright (its highest hundredth)."
     )
-    rows = [
+    rows: list[tuple[int | str, str]] = [
         (block, map_strip(maps, f"block {block} of {name}: the {whose}'s attention by head 1 to {len(maps)}"))
         for block, maps in enumerate(seen.heads[number].astype(np.float32), 1)
     ]
