@@ -242,7 +242,7 @@ def _embed(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
     x = g.Transpose(g.reshape(x, 0, rows, size, columns, size, 3), perm=[0, 1, 3, 2, 4, 5])
     kernel = params["embed"]["kernel"]
     x = g.MatMul(g.reshape(x, 0, rows * columns, size * size * 3), kernel.reshape(-1, spec.width))
-    added = np.zeros((spec.tokens, spec.width), np.float32)
+    added: np.ndarray = np.zeros((spec.tokens, spec.width), np.float32)
     if spec.stem.bias:
         added[spec.prefix_rows :] += params["embed"]["bias"]
     if spec.class_rows:
