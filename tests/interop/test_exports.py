@@ -35,14 +35,13 @@ def load(name):
     path = next(path for end in ("", ".npz", ".safetensors") if (path := PARITY / f"{name}{end}").exists())
     given = {"num_heads": 3} if path.suffix == ".safetensors" else {}
     model, params = vit_jax.load(path, resolution=32, **given)
-    if name.startswith("timm_dinov3"):
-        model = model.with_fields(**PLAIN_IMAGES)
-    stored = np.load(PARITY / f"{name}.io.npz")
+    stored, first = np.load(PARITY / f"{name}.io.npz"), "logits" if model.field("num_classes") else "features"
     if "images" in stored:
-        return model, params, stored["images"], {"logits": stored["logits"], "features": stored["pre_logits"]}
+        expected = {first: stored["logits"], "features": stored["pre_logits"]}
+        return model, params, stored["images"], expected
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
-    kinds = {"logits": "logits", "features": "pooled"}
-    return model, params, images, {k: stored[f"{v}/32x32"] for k, v in kinds.items() if f"{v}/32x32" in stored}
+    [key] = {"logits/32x32", "pooled/32x32"} & set(stored)
+    return model.with_fields(**PLAIN_IMAGES), params, images, {first: stored[key]}
 
 
 def run_onnx(path, images):
@@ -60,9 +59,7 @@ def test_onnx_gives_the_outputs_of_the_authors(name, tmp_path):
     model, params, images, expected = load(name)
     vit_jax.save(tmp_path / "x.onnx", model, params)
     found = run_onnx(tmp_path / "x.onnx", images)
-    if not model.field("num_classes"):
-        assert list(found) == ["features"]
-        expected = {"features": expected.get("features", expected.get("logits"))}
+    assert list(found) == (["logits", "probabilities"] if model.field("num_classes") else []) + ["features"]
     for key, values in expected.items():
         assert_near(found[key], values, 1e-5)
 
@@ -76,11 +73,13 @@ FORMS = {
     | {"rotary": "centred", "pooling": "gap", "class_token": "always", "attention_pattern": "local"}
     | {"attention_window": 3},
     "map": {"position": "relative", "relative_tables": "model", "pooling": "map", "pre_logits": True}
-    | {"representation_size": 6, "activation": "quick_gelu", "attention_pattern": "strided"},
+    | {"representation_size": 6, "activation": "quick_gelu", "attention_pattern": "strided"}
+    | {"map_heads": 4, "map_mlp_dim": 24, "map_prefix": True, "class_token": "always"},
     "axial": {"block": "axial", "position": "sincos2d_moco", "pooling": "gap"},
     "patches": {"head": "patches", "position": "learned2d", "position_place": "blocks", "attention_window": 2}
     | {"attention_pattern": "local2d"},
-    "fixed": {"position": "none", "attention_pattern": "fixed", "registers": 2},
+    "fixed": {"rotary": "axial_xy", "position": "none", "attention_pattern": "fixed", "registers": 2}
+    | {"mlp_norm": True},
     "sincos": {"position": "sincos2d", "num_classes": 0},
 }
 USUAL = ("all", "head")

@@ -30,12 +30,13 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("embed_bias", "pre_norm", "image_mean", "image_std", "registers", "norm_epsilon"), ()),
     **dict.fromkeys(("relative_clip", "rotary_grid", "rotary_theta", "qk_norm", "attention_window"), ()),
     **dict.fromkeys(("layer_scale", "pre_logits", "representation_size", "projection", "distilled_head"), ()),
+    **dict.fromkeys(("mlp_norm", "map_heads", "map_mlp_dim", "map_prefix"), ()),
     "class_token": ("auto", "always"),
     "position": ("learned", "learned2d", "relative", "sincos2d", "sincos2d_moco", "none"),
     "position_place": ("stem", "blocks", "shared"),
     "position_rows": ("all", "class", "patches"),
     "relative_tables": ("block", "head", "model"),
-    "rotary": ("none", "axial", "centred"),
+    "rotary": ("none", "axial", "axial_xy", "centred"),
     "qkv_bias": ("all", "query_value", "none"),
     "attention_pattern": ("full", "local", "local2d", "strided", "fixed"),
     "block": ("standard", "axial"),
@@ -369,9 +370,10 @@ def _relative_table(spec: ModelSpec, arrays: Arrays) -> np.ndarray:
 
 
 def _mlp(g: Graph, spec: ModelSpec, arrays: Arrays, x: Value) -> Value:
-    return g.dense(
-        ACTIVATIONS[spec.block.activation](g, arrays, x), arrays["dense2"]["kernel"], arrays["dense2"]["bias"]
-    )
+    hidden, second = ACTIVATIONS[spec.block.activation](g, arrays, x), arrays["dense2"]
+    if spec.block.mlp_norm:
+        hidden = g.norm(hidden, arrays["hidden_norm"], spec.block.norm_epsilon)
+    return g.dense(hidden, second["kernel"], second["bias"])
 
 
 def _dense1(g: Graph, arrays: Arrays, x: Value) -> Value:
@@ -415,8 +417,9 @@ def _probe(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
 
     The query is a constant, so that its product with the keys is one of the patches with a matrix.
     """
-    arrays, heads, size = params["map_head"], spec.attention.num_heads, spec.head_dim
-    attention, x = arrays["attention"], _patches(g, spec, x)
+    x = x if spec.head.map_prefix else _patches(g, spec, x)
+    spec, arrays = spec.map_spec, params["map_head"]
+    heads, size, attention = spec.attention.num_heads, spec.head_dim, arrays["attention"]
     query, key, value = (attention[name] for name in ("query", "key", "value"))
     constant = np.einsum("w,whd->hd", arrays["probe"], query["kernel"]) + query["bias"]
     constant *= size**-0.5
