@@ -7,7 +7,8 @@ The models have random weights, float32, images of 224 pixels. The programs take
 that other work on the machine slows all of them; a rate is the median of the turns, and so is a ratio, of the turns of
 two programs. timm is eager PyTorch, in the process of an environment that has it. The accuracy is
 that of a run on its first evaluation: of its weights by `model.apply`, and by onnxruntime from files in float32,
-in float16, and in int8 by onnxruntime's `quantize_dynamic` of the float32 file.
+in float16, and in int8 by onnxruntime's `quantize_dynamic` of the float32 file. After it stands the number of images
+with another most probable class than by `model.apply`.
 """
 
 import argparse
@@ -89,15 +90,17 @@ def measure_accuracy(place: str, folder: Path) -> list[str]:
         vit_jax.save(paths[dtype], model, params, dtype=dtype)
     quantize_dynamic(paths["float32"], paths["int8"], weight_type=QuantType.QInt8)
     programs = {"apply": apply} | {name: run_onnx(path) for name, path in paths.items()}
-    right, total = dict.fromkeys(programs, 0), 0
+    right, changed, total = dict.fromkeys(programs, 0), dict.fromkeys(programs, 0), 0
     for batch in batches:
         given = {key: np.asarray(value) for key, value in batch.items()}
         total += int(given["mask"].sum())
-        for name, run in programs.items():
-            found = np.asarray(run(given["image"])).argmax(1) == given["label"]
-            right[name] += int((found * given["mask"]).sum())
+        classes = {name: np.asarray(run(given["image"])).argmax(1) for name, run in programs.items()}
+        for name, found in classes.items():
+            right[name] += int(((found == given["label"]) * given["mask"]).sum())
+            changed[name] += int(((found != classes["apply"]) * given["mask"]).sum())
     sizes = ", ".join(f"{path.stat().st_size / 1e6:.2f}" for path in paths.values())
-    return [Path(place).name, f"{total:,}", *(f"{100 * n / total:.2f} %" for n in right.values()), sizes]
+    cells = [f"{100 * right[name] / total:.2f} %, {changed[name]}" for name in programs]
+    return [Path(place).name, f"{total:,}", *cells, sizes]
 
 
 def main(argv: list[str]) -> None:
