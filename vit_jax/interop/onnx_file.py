@@ -40,6 +40,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "qkv_bias": ("all", "query_value", "none"),
     "attention_pattern": ("full", "local", "local2d", "strided", "fixed"),
     "block": ("standard", "axial"),
+    "norm": ("layer", "rms"),
     "activation": ("gelu_tanh", "gelu", "quick_gelu", "swiglu"),
     "head": ("image", "patches"),
     "pooling": ("token", "gap", "map", "token_gap"),
@@ -187,8 +188,11 @@ class Graph:
         return product if bias is None else self.Add(product, np.reshape(bias, -1))
 
     def norm(self, x: Value, arrays: Arrays, epsilon: float) -> Value:
-        """Returns LayerNorm of the last dimension."""
-        return self.LayerNormalization(x, arrays["scale"], arrays["bias"], axis=-1, epsilon=epsilon)
+        """Returns the norm of the last dimension: LayerNorm, or without a bias the root mean square (`RmsNorm`)."""
+        if "bias" in arrays:
+            return self.LayerNormalization(x, arrays["scale"], arrays["bias"], axis=-1, epsilon=epsilon)
+        mean = self.ReduceMean(self.Mul(x, x), np.array([-1]), keepdims=1)
+        return self.Mul(self.Div(x, self.Sqrt(self.Add(mean, epsilon))), arrays["scale"])
 
 
 def _network(g: Graph, export: Export, images: Value) -> dict[str, Value]:
