@@ -60,6 +60,7 @@ OUTPUTS: dict[str, Output | None] = {
     "benchmarks.curve_big_vision": Output("write"),
     "benchmarks.dependencies": Output("write"),
     "benchmarks.duplicates": Output("write"),
+    "benchmarks.export": Output("write"),
     "benchmarks.feed": Output("write"),
     "benchmarks.goodput": Output("write"),
     "benchmarks.gpu": Output("out"),

@@ -27,6 +27,11 @@ from configs import base, smoke
 gc.set_threshold(50_000)  # tracing makes many objects and little garbage
 
 
+def slow_but(usual, names):
+    """Returns the names as parameters of a test, those that are not among the usual ones slow."""
+    return [name if name in usual else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.fixture
 def tiny():
     """A two-block model on 16-pixel synthetic images, for 10 steps, with every kind of randomness on."""

@@ -1,4 +1,4 @@
-"""Writes a checkpoint in another layout, at another resolution or patch size, or as a program for other runtimes.
+"""Writes a checkpoint in another layout, at another resolution, or as a program for other runtimes.
 
 Examples:
   python -m vit_jax.convert workdirs/digits workdirs/digits.npz --layout=google

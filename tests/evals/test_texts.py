@@ -59,7 +59,8 @@ def test_probabilities_are_those_of_transformers(name):
     np.testing.assert_allclose(ordered(found), ACTIVATIONS[name](logits), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["hf_texts_clip", pytest.param("hf_texts_siglip", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hf_texts_clip", "hf_texts_siglip"])
 def test_sentences_are_averaged_and_the_commands_agree_with_the_equation(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cli, "join_hosts", lambda: None)
     images, words = np.load(PARITY / f"{name}.io.npz")["images"], np.load(PARITY / name / "words.npz")

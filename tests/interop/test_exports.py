@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow_but
 from tests.interop.test_timm_eva import PLAIN_IMAGES
 from tests.models.test_later_vits import ALL
 from tests.models.test_models import params_of, random_values, tiny
@@ -29,6 +29,7 @@ OTHERS = ("big_vision_flexi", "google_hybrid_stem_only", "hf_flax_vit", "hf_text
 FIXTURES = [
     name for path in sorted(PARITY.glob("*.io.npz")) if (name := path.name.removesuffix(".io.npz")) not in OTHERS
 ]
+USUAL_FIXTURES = ("google_vit_in21k_tanh", "timm_dinov2_registers", "timm_pe", "timm_siglip", "hf_dinov3", "hf_clip")
 
 
 def load(name):
@@ -55,7 +56,7 @@ def assert_near(found, expected, tolerance):
     assert abs(found - expected).max() <= tolerance * abs(expected).max()
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", slow_but(USUAL_FIXTURES, FIXTURES))
 def test_onnx_gives_the_outputs_of_the_authors(name, tmp_path):
     model, params, images, expected = load(name)
     if "beit" in name:
@@ -90,7 +91,7 @@ FORMS = {
 USUAL = ("all", "head")
 
 
-@pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in FORMS])
+@pytest.mark.parametrize("name", slow_but(USUAL, FORMS))
 def test_onnx_gives_the_outputs_of_every_form(name, tmp_path):
     model = tiny(**FORMS[name])
     params = params_of(model)

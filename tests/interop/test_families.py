@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow_but
 from vit_jax import UserError, interop, models, tree
 from vit_jax.model import create, parameter_shapes
 
@@ -47,9 +47,7 @@ def test_parameter_counts(name, fields, parameters):
     assert tree.count(parameter_shapes(create(name, **fields))) == parameters
 
 
-@pytest.mark.parametrize(
-    "name", [one if one != "hf_clip_bare" else pytest.param(one, marks=pytest.mark.slow) for one in NAMES]
-)
+@pytest.mark.parametrize("name", slow_but(("hf_dinov3", "hf_clip"), NAMES))
 def test_outputs_at_any_resolution_are_those_of_the_library(name):
     """At the native one, and at one that is not square; DINOv3 has no positions that could be resampled."""
     outputs = np.load(PARITY / f"{name}.io.npz")

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow_but
 from tests.interop.test_torch_layouts import opened, random_params, read_file, shapes_of, write
 from vit_jax import UserError, tree
 from vit_jax.model import create, parameter_shapes
@@ -26,7 +26,7 @@ def drawn_as_by_the_script(model):
     return tree.unflatten(read_file(opened(arrays), model.spec, shapes_of(model)))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(("registers", "bit"), MODELS))
 def test_maps_are_those_of_timm(name):
     model = MODELS[name]
     params, expected = drawn_as_by_the_script(model), np.load(ROOT / "tests/fixtures/parity/feature_maps.npz")
@@ -64,6 +64,7 @@ def test_blocks_are_chosen_by_number_from_either_end_and_by_name():
         MODELS["registers"].feature_maps({}, images, ("stage1",))
 
 
+@pytest.mark.slow
 def test_only_what_is_chosen_is_kept_and_computed():
     """Also where the blocks of the model are a loop, whose result would be the tokens of all of them."""
     model = create("ViT/4", **SMALL | {"depth": 4}, resolution=32)

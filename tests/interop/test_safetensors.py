@@ -325,7 +325,7 @@ def test_what_a_file_does_not_state_is_asked_for(tmp_path):
     chex.assert_trees_all_equal(back, small()[1])
     with pytest.raises(UserError, match=r"the google layout is written into \.npz files"):
         vit_jax.save(tmp_path / "z.safetensors", *small(), layout="google")
-    with pytest.raises(UserError, match=r"give a local path that ends in \.npz or \.safetensors, or a folder"):
+    with pytest.raises(UserError, match=r"that ends in \.npz, \.safetensors, \.onnx or \.stablehlo, or a folder"):
         vit_jax.save(tmp_path / "z.pth", *small())
 
 

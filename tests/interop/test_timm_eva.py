@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow_but
 from tests.interop.test_torch_layouts import arrays_of, infer
 from vit_jax import UserError, tree
 from vit_jax.interop import LAYOUTS
@@ -19,6 +19,7 @@ from vit_jax.model import create, parameter_shapes
 PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
 NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva02_tiny", "timm_eva02_base", "timm_eva_giant")
 NAMES += ("timm_pe", "timm_pe_giant", "timm_rms")
+USUAL = ("timm_dinov3_plus", "timm_eva02_base", "timm_pe")  # of a family each
 SQUARES = ((32, 32), (48, 48))
 PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {
@@ -56,7 +57,7 @@ def test_parameter_counts(name, fields, parameters):
 
 
 @pytest.mark.parametrize("size", [(24, 40), *(pytest.param(size, marks=pytest.mark.slow) for size in SQUARES)], ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
 def test_outputs_at_any_resolution_are_those_of_timm(name, size):
     """At the native one, at a larger one, and at one that is not square."""
     model, params = vit_jax.load(PARITY / name, resolution=size)
@@ -71,7 +72,7 @@ def test_outputs_at_any_resolution_are_those_of_timm(name, size):
         assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), what
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
 def test_the_file_and_its_model_come_back(name, tmp_path):
     """From a folder, and from a bare file, which states its model in its header."""
     model, params = vit_jax.load(PARITY / name, resolution=32)
@@ -94,7 +95,7 @@ def copied(name, folder, **arguments):
     return folder
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
 def test_what_is_written_is_read_without_the_header(name, tmp_path):
     """`config.json` states the model to timm, and to us."""
     model, params = vit_jax.load(PARITY / name)
@@ -147,7 +148,7 @@ def test_a_model_of_a_published_size_gets_the_name_of_its_architecture():
         assert json.loads(written)["architecture"] == name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
 def test_arrays_of_any_shape_are_refused_in_a_sentence(name):
     """Each array in turn absent, without its first dimension, without any, or empty; or it does not matter."""
     arrays = arrays_of(name)

@@ -583,7 +583,7 @@ def test_bicubic_resampling_is_that_of_torch():
             np.testing.assert_allclose(found[class_rows:].reshape(new.shape), new, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("method", RESAMPLINGS)
+@pytest.mark.parametrize("method", [method for method in RESAMPLINGS if method != "geometric"])  # of biases alone
 def test_resampling_to_the_same_grid_changes_nothing(method):
     table = np.random.default_rng(0).normal(size=(17, 8)).astype(np.float32)
     np.testing.assert_array_equal(resample_positions(jnp.asarray(table), (4, 4), (4, 4), 1, method), table)
