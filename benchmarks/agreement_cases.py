@@ -74,6 +74,7 @@ VALUES: dict[str, list[Any]] = {
     "norm_epsilon": [1e-2],
     "activation": ["gelu", "quick_gelu", "swiglu"],
     "mlp_norm": [True],
+    "dense_bias": [False],
     "norm": ["rms"],
     "layer_scale": [0.0, 0.1],
     "embed_bias": [False],

@@ -86,7 +86,7 @@ FORMS = {
     | {"attention_pattern": "local2d"},
     "fixed": {"rotary": "axial_xy", "position": "none", "attention_pattern": "fixed", "registers": 2}
     | {"mlp_norm": True},
-    "sincos": {"position": "sincos2d", "num_classes": 0, "norm": "rms"},
+    "sincos": {"position": "sincos2d", "num_classes": 0, "norm": "rms", "dense_bias": False},
 }
 USUAL = ("all", "head")
 

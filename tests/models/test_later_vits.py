@@ -1,6 +1,7 @@
 """What later ViTs added: against a direct evaluation in float64, in training, on several devices."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -133,6 +134,17 @@ def test_all_at_once_is_the_direct_evaluation(everything):
     params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params_of(tiny(**ALL)))
     expected = [evaluate(params, np.float64(image), (4, 3)) for image in images_of(*IMAGES)]
     assert np.abs(np.array(expected) - everything[0]).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_a_model_without_biases_is_one_whose_biases_are_zero():
+    without, images = tiny(**ALL | {"dense_bias": False, "qkv_bias": "none"}), images_of(*IMAGES)
+    own, whole = tree.flatten(params_of(without)), tree.flatten(params_of(tiny(**ALL)))
+    left_out = {re.sub(r"encoder/blocks/", "", name) for name in whole.keys() - own.keys()}
+    biased = ("attention/qkv", "attention/out", "mlp/dense1_gated", "mlp/dense2")
+    assert left_out == {f"{layer}/bias" for layer in biased}
+    zeroed = {name: own.get(name, np.zeros_like(leaf)) for name, leaf in whole.items()}
+    expected, _ = apply(tiny(**ALL), tree.unflatten(zeroed), images)
+    np.testing.assert_allclose(apply(without, tree.unflatten(own), images)[0], expected, rtol=0, atol=1e-5)
 
 
 def test_every_parameter_has_a_gradient(everything):

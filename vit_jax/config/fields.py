@@ -370,6 +370,8 @@ _ROWS = (
           since="0.2"),
     Field("model.qkv_bias", "all", "which projections of the attention have a bias: all, query_value or none",
           since="0.2", synonyms="key_bias use_qkv_bias attention_bias"),
+    Field("model.dense_bias", True, "whether the output of the attention and both layers of an MLP have biases",
+          since="0.2", synonyms="proj_bias mlp_bias use_bias"),
     Field("model.activation", "gelu_tanh",
           "of the MLPs: gelu_tanh (as published), gelu (exact), quick_gelu (OpenAI's CLIP) or swiglu (gated)",
           since="0.2", synonyms="act_layer hidden_act act use_swiglu_ffn"),

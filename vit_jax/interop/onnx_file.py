@@ -28,7 +28,7 @@ SMALL = 1024  # bytes of a constant that stays in the file
 WRITTEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("width", "depth", "mlp_dim", "num_heads", "patch_size", "resolution", "num_classes"), ()),
     **dict.fromkeys(("embed_bias", "pre_norm", "image_mean", "image_std", "registers", "norm_epsilon"), ()),
-    **dict.fromkeys(("relative_clip", "rotary_grid", "rotary_theta", "qk_norm", "attention_window"), ()),
+    **dict.fromkeys(("relative_clip", "rotary_grid", "rotary_theta", "qk_norm", "attention_window", "dense_bias"), ()),
     **dict.fromkeys(("layer_scale", "pre_logits", "representation_size", "projection", "distilled_head"), ()),
     **dict.fromkeys(("mlp_norm", "map_heads", "map_mlp_dim", "map_prefix"), ()),
     "class_token": ("auto", "always"),
@@ -358,7 +358,7 @@ def _attention(g: Graph, spec: ModelSpec, arrays: Arrays, encoder: Arrays, share
         scores = g.Add(scores, shared.pattern)
     attended = g.Transpose(g.MatMul(g.Softmax(scores, axis=-1), value), perm=[0, 2, 1, 3])
     out = arrays["out"]
-    return g.dense(g.reshape(attended, 0, 0, spec.width), out["kernel"].reshape(-1, spec.width), out["bias"])
+    return g.dense(g.reshape(attended, 0, 0, spec.width), out["kernel"].reshape(-1, spec.width), out.get("bias"))
 
 
 def _rotated(g: Graph, x: Value, cos: Value, sin: Value) -> Value:
@@ -377,11 +377,11 @@ def _mlp(g: Graph, spec: ModelSpec, arrays: Arrays, x: Value) -> Value:
     hidden, second = ACTIVATIONS[spec.block.activation](g, arrays, x), arrays["dense2"]
     if spec.block.mlp_norm:
         hidden = g.norm(hidden, arrays["hidden_norm"], spec.block.norm_epsilon)
-    return g.dense(hidden, second["kernel"], second["bias"])
+    return g.dense(hidden, second["kernel"], second.get("bias"))
 
 
 def _dense1(g: Graph, arrays: Arrays, x: Value) -> Value:
-    return g.dense(x, arrays["dense1"]["kernel"], arrays["dense1"]["bias"])
+    return g.dense(x, arrays["dense1"]["kernel"], arrays["dense1"].get("bias"))
 
 
 def _quick_gelu(g: Graph, arrays: Arrays, x: Value) -> Value:
@@ -390,7 +390,7 @@ def _quick_gelu(g: Graph, arrays: Arrays, x: Value) -> Value:
 
 
 def _swiglu(g: Graph, arrays: Arrays, x: Value) -> Value:
-    kernel, bias = arrays["dense1_gated"]["kernel"], arrays["dense1_gated"]["bias"]
+    kernel, bias = arrays["dense1_gated"]["kernel"], arrays["dense1_gated"].get("bias", (None, None))
     first, second = (g.dense(x, kernel[:, part], bias[part]) for part in range(2))
     return g.Mul(g.Mul(first, g.Sigmoid(first)), second)
 
@@ -432,7 +432,7 @@ def _probe(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
     values = g.reshape(g.dense(x, value["kernel"].reshape(spec.width, -1), value["bias"]), 0, 0, heads, size)
     values = g.Transpose(values, perm=[0, 2, 1, 3])
     x = g.reshape(g.MatMul(g.Unsqueeze(weights, np.array([2])), values), 0, spec.width)
-    x = g.dense(x, attention["out"]["kernel"].reshape(-1, spec.width), attention["out"]["bias"])
+    x = g.dense(x, attention["out"]["kernel"].reshape(-1, spec.width), attention["out"].get("bias"))
     return g.Add(x, _mlp(g, spec, arrays["mlp"], g.norm(x, arrays["norm"], spec.block.norm_epsilon)))
 
 

@@ -86,8 +86,8 @@ ARGUMENT_KEYS = Keys(
     ),
     {
         "in_chans": (3,),
-        "qkv_bias": (True,),
-        "proj_bias": (True,),
+        "qkv_bias": (True, False),
+        "proj_bias": (True, False),
         "scale_attn_norm": (False,),
         "scale_mlp_norm": (False,),
         "pos_embed": ("learn", "none", ""),
@@ -308,6 +308,8 @@ def describe_vit(name: str, model: Model) -> dict[str, str]:
         args["reg_tokens"] = value("registers")
     if not swiglu:
         args["act_layer"] = value("activation")
+    args |= {"qkv_bias": False} if value("qkv_bias") == "none" else {}
+    args |= {"proj_bias": False} if not value("dense_bias") else {}
     if value("norm") == "rms":
         args["norm_layer"] = "rmsnorm"
     architecture = GATED if swiglu else nearest_name(model)

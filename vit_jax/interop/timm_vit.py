@@ -8,6 +8,7 @@ mae; those of facebookresearch/dino are timm's.
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 from vit_jax import UserError
@@ -20,6 +21,7 @@ from vit_jax.interop.layout import (
     convolutions,
     count_units,
     is_zero,
+    matches,
     required_defaults,
 )
 from vit_jax.interop.torch_tables import MapNames, Names
@@ -71,6 +73,7 @@ STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
     *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
     *("activation", "norm", "norm_epsilon", "layer_scale", "embed_bias", "image_mean", "image_std", "block"),
+    *("qkv_bias", "dense_bias"),
     *("stem", "stem_epsilons", "stages", "distilled_head"),
 )
 
@@ -101,8 +104,10 @@ def infer_fields(arrays: Archive, names: Names, given: Size | None, stated: Size
     attention_pooling = names.map_head.prefix + names.map_head.probe in arrays
     fields["pooling"] = "map" if attention_pooling else "token" if class_token and not pooled else "gap"
     fields |= {"final_norm": "pooled" if pooled else "tokens", "class_token": "always" if class_token else "auto"}
-    norms = [name for name in arrays if name.startswith(names.blocks) and name.endswith("norm1.bias")]
-    fields["norm"] = "layer" if norms else "rms"
+    biases = {found for (found,) in matches(arrays, rf"{re.escape(names.blocks)}\d+\.(.*\.)bias$")}  # of any block
+    fields["norm"] = "layer" if names.norms[0] in biases else "rms"
+    fields["qkv_bias"] = "none" if biases.isdisjoint(names.attention) else "all"
+    fields["dense_bias"] = not biases.isdisjoint((names.out, *names.dense[0], names.dense[1]))
     query_norm = f"{names.blocks}0.{names.qk_norms[0]}weight"
     fields["qk_norm"] = query_norm in arrays
     if fields["qk_norm"]:
@@ -176,6 +181,7 @@ def unsupported(spec: ModelSpec, norm_epsilon: float) -> dict[str, bool]:
         f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != norm_epsilon,
         "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
         "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
+        "attention pooling without dense_bias": spec.head.pooling == "map" and not spec.block.dense_bias,
         "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
         "a classifier after a projection": bool(spec.head.projection and spec.head.num_classes),
     } | {
@@ -211,7 +217,7 @@ FAMILY = Family(
     fields=infer_fields,
     untold=("num_heads",),
     table=parameter_table,
-    requires=required_defaults(STATED) | {"embed_bias": (True,)},
+    requires=required_defaults(STATED) | {"embed_bias": (True,), "qkv_bias": ("all", "none")},
     unsupported=functools.partial(unsupported, norm_epsilon=EPSILON),
     # timm's class token has a position only if all tokens have one.
     position_rows=lambda spec: spec.position_rows if spec.position_rows == spec.prefix_rows else 0,
@@ -252,6 +258,8 @@ CLIP = dataclasses.replace(
     | {
         "pre_norm": (True,),
         "norm": ("layer",),
+        "qkv_bias": ("all",),
+        "dense_bias": (True,),
         "embed_bias": (False,),
         "stem": ("patches",),
         "distilled_head": (False,),

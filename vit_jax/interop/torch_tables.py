@@ -167,12 +167,16 @@ def block_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     if spec.block.mlp_norm:
         table |= norm_leaves("mlp/hidden_norm", names.mlp_norm)
     table |= dense_leaves("mlp/dense1_gated" if gated else "mlp/dense1", *widening)
-    return table | dense_leaves("mlp/dense2", narrowing)
+    table |= dense_leaves("mlp/dense2", narrowing)
+    if not spec.block.dense_bias:
+        del table["attention/out/bias"]
+        table = {name: part for name, part in table.items() if not re.fullmatch(r"mlp/dense\w+/bias", name)}
+    return table
 
 
 def attention_leaves(spec: ModelSpec, names: Names) -> ParameterTable:
     """Returns the table of the projections of queries, keys and values."""
-    if names.biases is None and not names.rotates_halves:
+    if names.biases is None and not names.rotates_halves and spec.attention.qkv_bias == "all":
         return dense_leaves("attention/qkv", *names.attention)
     layers = names.attention if len(names.attention) == 3 else names.attention * 3
     kernels, biases = [], []

@@ -20,7 +20,7 @@ def out_projection(spec: ModelSpec, ops: PlainOps) -> Dense:
     Its kernel is [heads, head_dim, width].
     """
     init, heads = xavier_uniform(in_axis=(0, 1), out_axis=2), (spec.attention.num_heads, spec.head_dim)
-    return Dense(spec.width, ops, init, inputs=heads, name="out")
+    return Dense(spec.width, ops, init, inputs=heads, biased=None if spec.block.dense_bias else (), name="out")
 
 
 class SelfAttention(nn.Module):

@@ -56,10 +56,11 @@ class Mlp(nn.Module):
         """Declares the parameters of both layers."""
         spec, ops, first = self.spec, self.ops, ACTIVATIONS[self.spec.block.activation]
         hidden, bias_init = (*first.parts, spec.mlp_dim), nn.initializers.normal(1e-6)
-        self.first = Dense(hidden, ops, first.kernel_init, bias_init, (spec.width,), name=first.name)
+        biased = None if spec.block.dense_bias else ()
+        self.first = Dense(hidden, ops, first.kernel_init, bias_init, (spec.width,), biased, name=first.name)
         if spec.block.mlp_norm:
             self.hidden_norm = norm_of(spec.block, ops, "hidden_norm")
-        self.second = Dense(spec.width, ops, xavier_uniform(), bias_init, (spec.mlp_dim,), name="dense2")
+        self.second = Dense(spec.width, ops, xavier_uniform(), bias_init, (spec.mlp_dim,), biased, name="dense2")
 
     def arrays(self) -> tuple[DenseArrays, DenseArrays]:
         """Returns kernel and bias of each layer."""

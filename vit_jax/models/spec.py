@@ -219,6 +219,7 @@ class BlockSpec:
     kind: BlockKind = field(default="standard", metadata={"keyword": "block"})
     norm: NormKind = row("model.norm")
     norm_epsilon: float = row("model.norm_epsilon")
+    dense_bias: bool = row("model.dense_bias")
     activation: Activation = row("model.activation")
     mlp_norm: bool = row("model.mlp_norm")
     layer_scale: float = row("model.layer_scale")
