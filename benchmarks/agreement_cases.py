@@ -63,7 +63,7 @@ VALUES: dict[str, list[Any]] = {
     "map_mlp_dim": [24],
     "map_prefix": [True],
     "rotary": ["axial", "axial_xy", "centred"],
-    "rotary_grid": [16],
+    "rotary_grid": [0, 16],
     "rotary_theta": [100.0],
     "qkv_bias": ["query_value", "none"],
     "projection": [12],

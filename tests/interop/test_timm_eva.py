@@ -105,6 +105,13 @@ def test_what_is_written_is_read_without_the_header(name, tmp_path):
     assert vit_jax.load(tmp_path)[0].fields == model.fields
 
 
+@pytest.mark.parametrize("name", ["timm_eva02_base", "timm_pe"])
+def test_places_that_are_not_scaled_stay_so(name, tmp_path):
+    source, params = vit_jax.load(PARITY / name, resolution="native", rotary_grid=0)
+    vit_jax.save(tmp_path / "x", source, params, layout="timm")
+    assert vit_jax.load(tmp_path / "x", resolution="native")[0].field("rotary_grid") == 0
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "sentence"),
     [

@@ -54,6 +54,26 @@ def test_a_resumed_run_needs_no_weights(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model"]["pre_norm"] is True
 
 
+def test_a_resumed_run_keeps_a_field_that_the_command_changes(tmp_path):
+    save_config(take_model(parse(WEIGHTS[0])), tmp_path / "config.json")
+    again = take_model(keep_choices(parse(WEIGHTS[0], "--config.model.pooling=gap"), str(tmp_path)))
+    assert again.model.pooling == "gap"  # which the resumption then refuses
+
+
+def test_the_address_of_weights_may_have_another_signature(tmp_path):
+    first = take_model(parse(WEIGHTS[1]))
+    first.init_from = "https://example.org/w.npz?signature=1"
+    save_config(first, tmp_path / "config.json")
+    kept = keep_choices(parse("https://example.org/w.npz?signature=2"), str(tmp_path))
+    assert kept.model.name == first.model.name and kept.model.pre_norm
+
+
+def test_the_model_of_a_run(tmp_path):
+    model, params = vit_jax.load(WEIGHTS[0], resolution="native")
+    vit_jax.save(tmp_path / "model.npz", model, params)
+    assert take_model(parse(tmp_path)).model.to_dict() == take_model(parse(WEIGHTS[0])).model.to_dict()
+
+
 def test_without_weights_there_is_no_model():
     with pytest.raises(UserError, match=re.escape("model.name=init_from is the model of the weights that")):
         take_model(parse("None"))

@@ -36,6 +36,7 @@ from .resolve import resolve_config as resolve_config
 from .resolve import set_optimizer_fields as set_optimizer_fields
 from .resume import check_data as check_data
 from .resume import check_resumes as check_resumes
+from .resume import fill_model as fill_model
 from .resume import keep_choices as keep_choices
 from .stored import hide_queries as hide_queries
 from .stored import load_config as load_config

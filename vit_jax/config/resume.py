@@ -1,12 +1,13 @@
 """Checks in what a resumed run differs from the run that it continues, and whether it may."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
-from vit_jax.config.fields import FROM_WEIGHTS, OPTIMIZERS, Affects, OnResume, model_fields, resume_rule
+from vit_jax import UserError, without_queries
+from vit_jax.config.fields import FIELDS, FROM_WEIGHTS, OPTIMIZERS, Affects, OnResume, model_fields, resume_rule
 from vit_jax.config.make_config import flatten_config
 from vit_jax.config.stored import hide_queries, parse_config
 from vit_jax.storage import filesystem, unpin_revision
@@ -63,14 +64,28 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     stored, kept = parse_config(filesystem.read_bytes(path), path), config.copy_and_resolve_references()
     if config.data.order in ("auto", stored.data.order):
         kept.data.update({"order": stored.data.order, "readers": kept.data.readers or stored.data.readers})
-    if (config.model.name, config.init_from) == (FROM_WEIGHTS, stored.init_from):
-        kept.model.update({name: stored.model[name] for name in ("name", *model_fields(Affects.WEIGHTS))})
+    if (config.model.name, without_queries(config.init_from or "")) == (FROM_WEIGHTS, stored.init_from):
+        kept.model = fill_model(config.model, stored.model.name, stored.model)
     if (config.model.attention, stored.model.attention) == ("auto", "tokens_first"):
         kept.model.attention = stored.model.attention
     kept.data.source = _keep_commit(config.data.source, stored.data.source)
     for name in (name for name in kept.evals if name in stored.evals):
         kept.evals[name].source = _keep_commit(config.evals[name].source, stored.evals[name].source)
     return kept
+
+
+def fill_model(model: ConfigDict, name: str, fields: Mapping[str, Any]) -> ConfigDict:
+    """Returns a copy of `config.model` with a name and fields in place of the defaults of those that decide the arrays.
+
+    Args:
+        model: the group of the configuration.
+        name: the name of the model.
+        fields: the values, without `model.` in their names. Those that the model lacks are left alone.
+    """
+    filled = model.copy_and_resolve_references()
+    open_fields = [one for one in model_fields(Affects.WEIGHTS) if model[one] == FIELDS[f"model.{one}"].default]
+    filled.update({"name": name} | {one: fields[one] for one in open_fields if one in fields})
+    return filled
 
 
 def _keep_commit(source: str | None, stored: str | None) -> str | None:

@@ -131,12 +131,12 @@ def read_own_keys(args: Mapping[str, Any], *, arguments: Mapping[str, Any], rota
         fields["rotary"] = rotary
     if args.get("rope_temperature") is not None:
         fields["rotary_theta"] = read_float(args["rope_temperature"], "rope_temperature")
-    if args.get("ref_feat_shape") is not None and rotary != "centred":  # which does not depend on a grid
+    if "ref_feat_shape" in args and rotary != "centred":  # which does not depend on a grid
         grid = args["ref_feat_shape"]
         sides = grid if isinstance(grid, list | tuple) else [grid]
         if len({*map(str, sides)}) != 1:
             raise UserError(f"ref_feat_shape in its configuration must be a square, not {grid!r}")
-        fields["rotary_grid"] = read_int(sides[0], "ref_feat_shape")
+        fields["rotary_grid"] = 0 if grid is None else read_int(sides[0], "ref_feat_shape")
     if args.get("attn_pool_num_heads") is not None:
         fields["map_heads"] = read_int(args["attn_pool_num_heads"], "attn_pool_num_heads")
     return fields

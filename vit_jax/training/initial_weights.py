@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, errors_of, interop, without_queries
-from vit_jax.config import FIELDS, FROM_WEIGHTS, check_config
+from vit_jax.config import FROM_WEIGHTS, check_config, fill_model
 from vit_jax.model import Model
 from vit_jax.program import Program
 
@@ -25,9 +25,7 @@ def take_model(config: ConfigDict) -> ConfigDict:
     with errors_of(f"init_from={without_queries(config.init_from)}"):
         model = interop.read_model(config.init_from)
     taken = config.copy_and_resolve_references()
-    fields = interop.config_fields(model).items()
-    taken.model.update({name: value for name, value in fields if config.model[name] == FIELDS[f"model.{name}"].default})
-    taken.model.name = model.name
+    taken.model = fill_model(config.model, model.name, interop.config_fields(model))
     return taken
 
 
