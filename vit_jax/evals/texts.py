@@ -8,14 +8,15 @@ SigLIP's (Zhai et al., arXiv 2303.15343).
 import dataclasses
 import io
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int64
+from jaxtyping import Array, Float, Float32, Float64, Int, Int64
 from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
 
 from vit_jax import NPZ_ERRORS, UserError, choose, errors_of, printable, refuse, user_errors
 from vit_jax.data.sources import Source, compose
@@ -45,8 +46,8 @@ class Texts:
 
     names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     vectors: Float[Array | np.ndarray, "texts width"]
-    scale: Any
-    bias: Any = None
+    scale: float | Array
+    bias: float | Array | None = None
 
     @property
     def loss(self) -> str:
@@ -69,7 +70,9 @@ class Texts:
             )
 
 
-def make_texts(names: Any, vectors: Any, logit_scale: Any, logit_bias: Any = None) -> Texts:
+def make_texts(
+    names: ArrayLike, vectors: ArrayLike, logit_scale: ArrayLike, logit_bias: ArrayLike | None = None
+) -> Texts:
     """Returns texts from arrays, or what NumPy makes arrays of.
 
     Args:
@@ -111,18 +114,24 @@ def make_texts(names: Any, vectors: Any, logit_scale: Any, logit_bias: Any = Non
     bad = ~np.isfinite(known).reshape(len(known), -1).all(axis=1)
     if bad.any():
         raise UserError(f"the vectors of {printable(words[bad.argmax()], 50)!r} are not finite; compute them anew.")
-    while True:  # each sentence by itself, then their mean
-        lengths = np.linalg.norm(known, axis=-1, keepdims=True)
-        if not lengths.all():
-            first = words[int((lengths == 0).reshape(len(words), -1).any(axis=1).argmax())]
-            raise UserError(f"a vector of {printable(first, 50)!r} is zero, so it has no direction; compute it anew.")
-        known = known / lengths
-        if known.ndim == 2:
-            return Texts(words, known.astype(np.float32), scale, bias)
-        known = known.mean(axis=1)
+    known = _unit_vectors(words, known)
+    if known.ndim == 3:
+        known = _unit_vectors(words, known.mean(axis=1))
+    return Texts(words, known.astype(np.float32), scale, bias)
 
 
-def _number(name: str, value: Any) -> float:
+def _unit_vectors(
+    names: Sequence[str], vectors: Float64[np.ndarray, "names *sentences width"]
+) -> Float64[np.ndarray, "names *sentences width"]:
+    """Returns vectors divided by their length; raises UserError if one is zero, with the name to which it belongs."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    if not lengths.all():
+        first = names[int((lengths == 0).reshape(len(names), -1).any(axis=1).argmax())]
+        raise UserError(f"a vector of {printable(first, 50)!r} is zero, so it has no direction; compute it anew.")
+    return vectors / lengths
+
+
+def _number(name: str, value: ArrayLike) -> float:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
         raise UserError(f"{name} must be one finite number, not {array.dtype} {list(array.shape)}.")

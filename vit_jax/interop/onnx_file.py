@@ -7,6 +7,7 @@ differs from the model's equations.
 
 import math
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ class Graph:
         constants: the constants, each once.
     """
 
-    def __init__(self, ir: Any, dtype: str):
+    def __init__(self, ir: ModuleType, dtype: str):
         self._ir, self.dtype = ir, dtype
         self.nodes: list[Any] = []
         self.constants: list[Value] = []
