@@ -9,13 +9,12 @@ import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT, slow_but
+from tests.conftest import slow_but
+from tests.interop.library_outputs import PARITY, assert_outputs_are_those_of_the_library
 from vit_jax import UserError, interop, models, tree
 from vit_jax.model import create, parameter_shapes
 
-PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_families.py
 NAMES = ("hf_dinov3", "hf_dinov3_plus", "hf_clip", "hf_clip_bare")
-PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {
     "registers": 4,
     "position": "none",
@@ -50,17 +49,8 @@ def test_parameter_counts(name, fields, parameters):
 @pytest.mark.parametrize("name", slow_but(("hf_dinov3", "hf_clip"), NAMES))
 def test_outputs_at_any_resolution_are_those_of_the_library(name):
     """At the native one, and at one that is not square; DINOv3 has no positions that could be resampled."""
-    outputs = np.load(PARITY / f"{name}.io.npz")
     for size in ((32, 32), (24, 40)):
-        model, params = vit_jax.load(PARITY / name, resolution=size)
-        model = model.with_fields(**PLAIN_IMAGES)
-        images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
-        with jax.default_matmul_precision("highest"):
-            pooled, out = jax.jit(model.apply)(params, images)
-        for what, found in (("pooled", pooled), ("tokens", out["tokens"])):
-            expected = outputs["{}/{}x{}".format(what, *size)]
-            assert found.shape == expected.shape
-            assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), (what, size)
+        assert_outputs_are_those_of_the_library(name, size)
 
 
 @pytest.mark.parametrize("name", NAMES)

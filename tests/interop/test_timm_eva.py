@@ -4,24 +4,22 @@ import contextlib
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT, slow_but
+from tests.conftest import slow_but
+from tests.interop.library_outputs import PARITY, assert_outputs_are_those_of_the_library
 from tests.interop.test_torch_layouts import arrays_of, infer
 from vit_jax import UserError, tree
 from vit_jax.interop import LAYOUTS
 from vit_jax.model import create, parameter_shapes
 
-PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_timm_eva.py
 NAMES = ("timm_dinov3", "timm_dinov3_plus", "timm_eva02_tiny", "timm_eva02_base", "timm_eva_giant")
 NAMES += ("timm_pe", "timm_pe_giant", "timm_rms")
 USUAL = ("timm_dinov3_plus", "timm_eva02_base", "timm_pe")  # of a family each
 SQUARES = ((32, 32), (48, 48))
-PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 DINOV3 = {
     **{"position": "none", "rotary": "centred", "rotary_theta": 100.0, "qkv_bias": "none"},
     **{"registers": 4, "layer_scale": 1e-5, "num_classes": 0},
@@ -60,16 +58,7 @@ def test_parameter_counts(name, fields, parameters):
 @pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
 def test_outputs_at_any_resolution_are_those_of_timm(name, size):
     """At the native one, at a larger one, and at one that is not square."""
-    model, params = vit_jax.load(PARITY / name, resolution=size)
-    model = model.with_fields(**PLAIN_IMAGES)
-    images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
-    with jax.default_matmul_precision("highest"):
-        logits, out = jax.jit(model.apply)(params, images)
-    stored = np.load(PARITY / f"{name}.io.npz")
-    for what, found in (("logits", logits), ("tokens", out["tokens"])):
-        expected = stored["{}/{}x{}".format(what, *size)]
-        assert found.shape == expected.shape
-        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), what
+    assert_outputs_are_those_of_the_library(name, size)
 
 
 @pytest.mark.parametrize("name", slow_but(USUAL, NAMES))

@@ -13,17 +13,16 @@ import pytest
 import safetensors.numpy
 
 import vit_jax
-from tests.conftest import ROOT, slow_but
+from tests.conftest import slow_but
+from tests.interop.library_outputs import PARITY, assert_outputs_are_those_of_the_library
 from vit_jax import UserError, tree
 from vit_jax.model import create, parameter_shapes
 
-PARITY = ROOT / "tests" / "fixtures" / "parity"  # by make_vit_families.py
 NAMES = ("timm_clip", "timm_clip_classes", "timm_siglip", "timm_naflex", "timm_mae", "timm_beit")
 NAMES += ("hf_siglip", "hf_siglip_classes", "hf_siglip2_naflex", "hf_vit_mae", "hf_beit")
 # Of a family each, at a size for which positions are resampled and whose images are not square.
 USUAL = ("timm_clip", "hf_siglip", "timm_beit")
 FAST = {(name, (24, 40)) for name in USUAL}
-PLAIN_IMAGES = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}  # the fixtures' pixels are normalised
 
 
 def layout_of(name):
@@ -40,16 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_outputs_at_any_resolution_are_those_of_the_library(name, size):
-    outputs = np.load(PARITY / f"{name}.io.npz")
-    model, params = vit_jax.load(PARITY / name, resolution=size)
-    model = model.with_fields(**PLAIN_IMAGES)
-    images = np.random.default_rng(0).uniform(-1, 1, (2, *size, 3)).astype(np.float32)
-    with jax.default_matmul_precision("highest"):
-        pooled, out = jax.jit(model.apply)(params, images)
-    for what, found in (("pooled", pooled), ("tokens", out["tokens"])):
-        expected = outputs["{}/{}x{}".format(what, *size)]
-        assert found.shape == expected.shape
-        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max(), (what, size)
+    assert_outputs_are_those_of_the_library(name, size)
 
 
 @pytest.mark.parametrize("name", slow_but(USUAL, NAMES))
