@@ -11,7 +11,7 @@ import pytest
 
 import vit_jax
 from tests.conftest import ROOT, slow_but
-from tests.interop.test_timm_eva import PLAIN_IMAGES
+from tests.interop.library_outputs import PLAIN_IMAGES
 from tests.models.test_later_vits import ALL
 from tests.models.test_models import params_of, random_values, tiny
 from vit_jax import UserError, convert, models
