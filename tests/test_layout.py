@@ -65,8 +65,9 @@ OWNERS = {
     "orbax": r"vit_jax\.checkpoint(\..*)?",
     "safetensors": r"vit_jax\.interop\.archives",
     "tensorboardX": r"vit_jax\.monitoring\.events",
-    "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|pack|interop\.download)",
-    "argparse": r"vit_jax\.(cli|convert|describe|doctor|evaluate|look|measure|pack|plan|predict|record|report|vtab)",
+    "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|embed|pack|interop\.download)",
+    "argparse": r"vit_jax\.(cli|convert|describe|doctor|embed|evaluate|look|measure|pack|plan|predict)|"
+    r"vit_jax\.(record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
     "onnx_ir": r"vit_jax\.interop\.onnx_file",

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "main",
     "evaluate": "evaluate",
     "predict": "predict",
+    "embed": "embed",
     "finetune": "finetune",
     "vtab": "vtab",
     "sweep": "sweep",

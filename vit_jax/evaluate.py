@@ -60,6 +60,7 @@ def evaluate_model(
     save: str | None = None,
     save_dir: str | Path = ".",
     resolution: int | tuple[int, ...] | None = None,
+    features: Sequence[str] = (),
 ) -> EvaluationResult:
     """Returns the metrics of a model, and what identifies its weights and the data.
 
@@ -79,6 +80,7 @@ def evaluate_model(
             `evals.save_probed_models`.
         save_dir: the folder to write these to.
         resolution: the size of the images, as for `vit_jax.load`; only for weights that are not a run.
+        features: folders of `vit_jax.embed`, which contain the features of all images of evaluations of features.
 
     Raises:
         UserError: there is no such model, or no such checkpoint of the run yet, the data or the split is absent, or a
@@ -100,6 +102,8 @@ def evaluate_model(
     weights = loaded.read()
     # Other hosts may have outputs that this one lacks, while all must read them together.
     cache: evals.OutputCache = evals.OutputFiles(program.model, weights) if jax.process_count() == 1 else {}
+    if features:
+        cache = evals.read_features(features, config, program, loaded.digest())
     about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
     placed, folder, written = jax.device_put(weights, program.params_shardings), Path(save_dir), list[str]()
     if save and save != "model":  # first, as the evaluations use the logits that it leaves in the cache
@@ -150,6 +154,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="images per step over all devices [chosen to fit this machine]")
     parser.add_argument("--workers", type=int, help="processes that read images; 0: threads [chosen for this machine]")
     cli.add_resolution(parser, "that of the stated preprocessing, or of the run")
+    parser.add_argument(
+        "--features", action="append", default=[], metavar="DIR", help="take features from this folder of vit_jax.embed"
+    )
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
@@ -184,6 +191,7 @@ def main(argv: list[str]) -> None:
             save=args.save,
             save_dir=folder,
             resolution=args.resolution,
+            features=args.features,
         )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
         named = {"model": without_queries(model)} if len(models) > 1 else {}

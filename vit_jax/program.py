@@ -236,22 +236,23 @@ def make_inference_program(config: ConfigDict, fsdp: int, check: ModelCheck | No
     Raises:
         UserError: the parameters cannot be split over `fsdp` devices.
     """
-    fit_to_inference(config, fsdp, images=1)
+    fit_to_inference(config, fsdp, 1, jax.devices())
     return make_program(config, sharding.make_mesh(config), data.spec(config), check)
 
 
-def fit_to_inference(config: ConfigDict, fsdp: int, images: int) -> None:
+def fit_to_inference(config: ConfigDict, fsdp: int, images: int, devices: Sequence[jax.Device]) -> None:
     """Overwrites what fitted a training to its own devices: the mesh, the batch, its parts, the compiler's options.
 
     Args:
         config: the configuration to change.
-        fsdp: the number of devices here to split the weights over.
-        images: the number of images of a step on each device here.
+        fsdp: the number of devices to split the weights over.
+        images: the number of images of a step on each device.
+        devices: the devices.
     """
     with config.unlocked():  # the configurations of older runs lack some axes
-        config.mesh.update(slice=sharding.count_slices(jax.devices()), data=-1, fsdp=fsdp, tensor=1)
+        config.mesh.update(slice=sharding.count_slices(devices), data=-1, fsdp=fsdp, tensor=1)
     config.accum_steps, config.compiler_options, config.adapt.rank = 1, "", 0  # adapters are merged when read
-    config.batch = config.batch_eval = images * jax.device_count()
+    config.batch = config.batch_eval = images * len(devices)
 
 
 def for_mesh(model: Model, config: ConfigDict, mesh: Mesh, check: ModelCheck | None) -> Model:

@@ -112,9 +112,10 @@ def test_training_and_evaluation_leave_each_other_their_shards(shards):  # noqa:
 def test_a_cache_without_room_for_an_evaluation_is_told(shards, monkeypatch):  # noqa: F811
     config = config_of(shards, order="stream", readers=1, window=1)
     config.evals.test.split, config.batch_eval = "train", 8
-    need = check_eval_disk(open_split(SourceConfig(shards), "train"), 8, 1)
+    source = open_split(SourceConfig(shards), "train")
+    need = check_eval_disk(source, eval_order(source, 8), 1)
     assert need == sum(shard_bytes(shards))  # eight readers of three of the 24 shards each
-    assert check_eval_disk(open_split(SourceConfig(shards), "train"), 8, 8) < need / 3
+    assert check_eval_disk(source, eval_order(source, 8), 8) < need / 3
     monkeypatch.setenv("VIT_JAX_CACHE_GB", str(0.9 * need / 1e9))
     with pytest.raises(UserError, match=r"evaluating array_record:\S* needs \S+ GB of shards on a host at a time"):
         data.complete_config(config)

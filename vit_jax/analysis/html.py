@@ -25,6 +25,7 @@ td, th { padding: .1rem .8rem .1rem 0; vertical-align: top } td { overflow-wrap:
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); gap: 1.2rem;
   align-items: start }
+.pairs { grid-template-columns: repeat(auto-fill, minmax(min(100%, 15rem), 1fr)) }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: .8rem; min-width: 0 }
 .card h3 { overflow-wrap: anywhere }
 .row { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.2rem, 1fr)); gap: .6rem; margin-bottom: .5rem }

@@ -7,10 +7,12 @@ from .pipeline import SourceImage as SourceImage
 from .pipeline import describe_fetching as describe_fetching
 from .pipeline import list_source_images as list_source_images
 from .pipeline import load_image as load_image
+from .pipeline import read_in_order as read_in_order
 from .pipeline import sample_images as sample_images
 from .pipeline import train_batches as train_batches
 from .preprocess import Preprocessor as Preprocessor
 from .preprocess import parse_calls as parse_calls
+from .preprocess import parse_pipe as parse_pipe
 from .preprocess import value_range_of as value_range_of
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec

@@ -85,8 +85,8 @@ class ExampleReader:
         preprocess: the preprocessing of the image. Its last op is not applied, since uint8 is a quarter of the bytes to
             transfer.
         order: the order of the examples, which says which example replaces an unreadable one.
-        on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, or `raise`: fail
-            without suggesting `replace`.
+        on_bad: what to do with an unreadable image: `fail`, `replace` it by the next readable example, `raise`: fail
+            without suggesting `replace`, or `mark`: read zeros in its place, with `mask` 0.
     """
 
     source: Source
@@ -97,8 +97,8 @@ class ExampleReader:
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns one row: `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad` and `fault`.
 
-        `bad` is the index of an unreadable example that was replaced, and `fault` says why it is unreadable; without a
-        replacement, they are -1 and empty. A negative `index` gives `blank`.
+        `bad` is the index of an unreadable example that was replaced or marked, and `fault` says why it is unreadable;
+        else they are -1 and empty. A negative `index` gives `blank`.
 
         Raises:
             UserError: an image is unreadable and may not be replaced, or `MAX_SKIPPED` images in a row are unreadable.
@@ -114,6 +114,8 @@ class ExampleReader:
                 return _row(image, label, 1, index if skipped else -1, fault)
             except DecodeError as error:
                 fault = fault or str(error)
+                if self.on_bad == "mark":
+                    return self.blank | {"bad": np.array(index), "fault": _encode_fault(fault)}
                 if self.on_bad == "raise":
                     raise UserError(f"{error}; repair or remove it: an evaluation skips no image") from error
                 if self.on_bad == "fail":
@@ -128,8 +130,12 @@ class ExampleReader:
 
 
 def _row(image: np.ndarray, label: np.ndarray, mask: int, bad: int = -1, fault: str = "") -> dict[str, np.ndarray]:
-    told = np.array(encode_text(fault), f"S{FAULT_BYTES}")
-    return {"image": image, "label": label, "mask": np.array(mask, np.float32), "bad": np.array(bad), "fault": told}
+    numbers = {"mask": np.array(mask, np.float32), "bad": np.array(bad)}
+    return {"image": image, "label": label, **numbers, "fault": _encode_fault(fault)}
+
+
+def _encode_fault(fault: str) -> np.ndarray:
+    return np.array(encode_text(fault), f"S{FAULT_BYTES}")
 
 
 class RowGroups:
@@ -205,7 +211,7 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
     Attributes:
         batch: rows of the global batch.
         rows: the rows of a global batch that this process reads.
-        replaced: the indices of the unreadable examples met so far.
+        replaced: index of each unreadable example met so far -> why it is unreadable.
     """
 
     def __init__(
@@ -233,11 +239,11 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             start: number of the first batch: `start=n` continues after n batches.
             workers: number of worker processes; 0: threads of this process read.
             on_bad: what to do with an unreadable image, see `ExampleReader`.
-            max_bad: the largest fraction of the examples that may be replaced.
+            max_bad: the largest fraction of the examples that may be replaced; any number may be marked.
             fetcher: opens the shards from which the examples are streamed; None: they are not streamed.
         """
-        self.batch, self.rows, self.replaced = batch, rows, set[int]()
-        self._count, self._max_bad = len(source), max_bad
+        self.batch, self.rows, self.replaced = batch, rows, dict[int, str]()
+        self._count, self._max_bad, self._marks = len(source), max_bad, on_bad == "mark"
         self._start, self._workers, self._fetcher = start, workers, fetcher
         groups = count_groups(len(rows))
         threads = min(count_cores(), MAX_THREADS)
@@ -279,8 +285,9 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
             raise received
         faults = dict(zip(received.pop("bad").tolist(), received.pop("fault").tolist(), strict=True))
         for index in sorted(faults.keys() - self.replaced - {-1}):
-            self.replaced.add(index)
-            report_replaced(len(self.replaced), self._count, self._max_bad, faults[index].decode(errors="ignore"))
+            self.replaced[index] = fault = faults[index].decode(errors="ignore")
+            if not self._marks:
+                report_replaced(len(self.replaced), self._count, self._max_bad, fault)
         return received
 
     def _receive(self) -> None:
@@ -406,6 +413,11 @@ class DevicePrefetcher(Iterator[dict[str, jax.Array]]):
     def replaced(self) -> int:
         """The number of unreadable images that this process has met so far, also in prefetched batches."""
         return len(self.local.replaced)
+
+    @property
+    def faults(self) -> dict[int, str]:
+        """Index of each unreadable image that this process has met so far -> why it is unreadable."""
+        return self.local.replaced
 
     def close(self) -> None:
         """Stops reading; no batch follows."""

@@ -210,7 +210,7 @@ def planned_disk(examples: int, batch: int, readers: int, window: int, hosts: in
     return {one: min(examples * IMAGE_BYTES, shards * STREAMED_BYTES) for one, shards in held.items()}
 
 
-def check_eval_disk(source: Source, batch: int, hosts: int) -> int:
+def check_eval_disk(source: Source, order: EvalOrder, hosts: int) -> int:
     """Estimates how many bytes of shards a host holds at a time in an evaluation; 0 if the source has no shards.
 
     The readers of an evaluation go through their shards one by one.
@@ -220,7 +220,7 @@ def check_eval_disk(source: Source, batch: int, hosts: int) -> int:
     """
     if source.shards is None:
         return 0
-    need = disk_need(source.shards, batch, eval_order(source, batch).readers, 1, hosts)
+    need = disk_need(source.shards, order.batch, order.readers, 1, hosts)
     if need > (room := cache.max_bytes()):
         raise UserError(
             f"evaluating {source.name} needs {need / 1e9:.3g} GB of shards on a host at a time, more than the "

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import choose
 from vit_jax.data import images, loader, sources
-from vit_jax.data.order import ShardOrder
+from vit_jax.data.order import EvalOrder, ShardOrder
 from vit_jax.data.order_choice import check_eval_disk, eval_order, training_order
-from vit_jax.data.preprocess import parse_pipe
+from vit_jax.data.preprocess import Preprocessor, parse_pipe
 from vit_jax.data.setup import (
     OpenSources,
     eval_batch_size,
@@ -28,7 +28,6 @@ from vit_jax.data.shard_fetcher import ShardFetcher
 from vit_jax.machine import count_cores
 
 NO_SOURCES: OpenSources = MappingProxyType({})
-ANY_CLASSES = 2**31 - 1  # more than any data have
 
 
 def train_batches(
@@ -137,8 +136,8 @@ class EvalBatches:
         self.batch, self.sharding = eval_batch_size(config), sharding
         self.workers = loader.choose_workers(config.data.workers, count_cores())
         self.rows = loader.local_rows(sharding, self.batch)
-        check_eval_disk(source, self.batch, jax.process_count())
         self.order = eval_order(source, self.batch)
+        check_eval_disk(source, self.order, jax.process_count())
         self.source = source.streamed() if source.shards else source
 
     def __len__(self) -> int:
@@ -165,20 +164,56 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[dict[str, jax.Array]]:
         """Iterates over the batches from the first on."""
-        shards = self.source.shards
-        local = loader.LocalBatches(
-            self.source,
-            self.preprocess,
-            self.order,
-            batch=self.batch,
-            rows=self.rows,
-            workers=self.workers,
-            on_bad="raise",
-            fetcher=ShardFetcher(self.order, shards, self.rows) if shards else None,
-        )
-        return loader.DevicePrefetcher(
-            local, self.sharding, self.preprocess.value_range, names=("image", "label", "mask")
-        )
+        return read_once(self.source, self.preprocess, self.order, self.sharding, self.workers, "raise")
+
+
+def read_once(
+    source: sources.Source,
+    preprocess: Preprocessor,
+    order: EvalOrder,
+    sharding: jax.sharding.Sharding,
+    workers: int,
+    on_bad: str,
+) -> loader.DevicePrefetcher:
+    """Returns the batches of all examples, each once; they are as those of `EvalBatches`.
+
+    Args:
+        source: the source of the examples; if they lie in shards, it streams these.
+        preprocess: the preprocessing of the images.
+        order: which example is in which row of which batch.
+        sharding: splits dimension 0 of a batch.
+        workers: number of worker processes that read; 0: threads of this process do.
+        on_bad: what to do with an unreadable image, see `loader.ExampleReader`.
+    """
+    rows = loader.local_rows(sharding, order.batch)
+    local = loader.LocalBatches(
+        source,
+        preprocess,
+        order,
+        batch=order.batch,
+        rows=rows,
+        workers=workers,
+        on_bad=on_bad,
+        fetcher=ShardFetcher(order, source.shards, rows) if source.shards else None,
+    )
+    return loader.DevicePrefetcher(local, sharding, preprocess.value_range, names=("image", "label", "mask"))
+
+
+def read_in_order(
+    source: sources.Source, preprocess: Preprocessor, sharding: jax.sharding.Sharding, batch: int, workers: int
+) -> loader.DevicePrefetcher:
+    """Returns the batches of all examples in the order of the source; batch n has those from n * batch on.
+
+    The batches are as those of `EvalBatches`. An unreadable image is a row of zeros with mask 0, and an entry of
+    `DevicePrefetcher.faults`.
+
+    Raises:
+        UserError: the cache has no room for a shard at a time.
+    """
+    order = EvalOrder(source.shards.examples if source.shards else [len(source)], batch, readers=1)
+    check_eval_disk(source, order, 1)
+    source = source.streamed() if source.shards else source
+    return read_once(source, preprocess, order, sharding, workers, "mark")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +238,7 @@ def list_source_images(source: str, split: str, data_dir: str | None = None) -> 
     Raises:
         UserError: the source is wrong or missing, has no such split, or does not fit into the cache.
     """
-    source_config = sources.SourceConfig(source, data_dir, num_classes=ANY_CLASSES, reads_labels=False)
+    source_config = sources.SourceConfig(source, data_dir, num_classes=sources.ANY_CLASSES, reads_labels=False)
     opened = sources.open_split(source_config, split)
     return [SourceImage(opened, index) for index in range(len(opened))]
 

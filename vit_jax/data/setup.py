@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config import Place, eval_fields, first_evaluation, has_classes_of_head, place_of
 from vit_jax.data import sources
-from vit_jax.data.order_choice import check_eval_disk, choose_order
+from vit_jax.data.order_choice import check_eval_disk, choose_order, eval_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
 
@@ -112,7 +112,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         opened |= open_eval_sources(completed, name, opened, source)
     hosts, rows = jax.process_count(), eval_batch_size(completed)
     evaluated = {key: opened[key] for name in completed.evals for key in eval_keys(completed, name)}
-    beside = max(check_eval_disk(one, rows, hosts) for one in evaluated.values())
+    beside = max(check_eval_disk(one, eval_order(one, rows), hosts) for one in evaluated.values())
     order = choose_order(completed, source, beside, hosts)
     completed.data.update(order.fields)
     fingerprint: dict[str, str | int] = {

@@ -1,9 +1,14 @@
+from . import embedding as embedding
+from . import neighbours as neighbours
+from .embedding import EmbeddingWriter as EmbeddingWriter
+from .embedding import Outputs as Outputs
 from .evaluators import Evaluator as Evaluator
 from .evaluators import check_finite as check_finite
 from .evaluators import check_fits as check_fits
 from .evaluators import due_evaluators as due_evaluators
 from .evaluators import make_evaluators as make_evaluators
 from .evaluators import make_head_evaluators as make_head_evaluators
+from .evaluators import read_features as read_features
 from .evaluators import run_evaluators as run_evaluators
 from .loaded_model import choose_batch as choose_batch
 from .loaded_model import is_run as is_run

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import jax
@@ -16,6 +16,7 @@ from vit_jax import UserError, data, errors_of, reason
 from vit_jax.config import EVAL_KINDS, has_classes_of_head, kinds_of_task
 from vit_jax.data.sources import Source, have_same_classes
 from vit_jax.evals.class_maps import check_names
+from vit_jax.evals.embedding import stored_features
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.knn import knn
 from vit_jax.evals.labelled_features import Examples
@@ -306,6 +307,36 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
         )
     if in_order:
         check_names(program.model, source, f"evals.{name}", where)
+
+
+def read_features(folders: Sequence[str], config: ConfigDict, program: Inference, weights: str) -> OutputCache:
+    """Returns a cache with the features of all images of the evaluations of features, read from folders.
+
+    Args:
+        folders: folders of `vit_jax.embed`.
+        config: the configuration with the evaluations.
+        program: the functions of the model.
+        weights: a digest of the weights.
+
+    Raises:
+        UserError: no evaluation is one of features, no folder has all images of one, or see `stored_features`.
+    """
+    wanted = dict[str, data.EvalBatches]()
+    for name, own in config.evals.items():
+        if METHODS[own.kind].step(program) is program.features:
+            for part, field in enumerate(("split", "train_split") if "train_split" in own else ("split",)):
+                batches = data.EvalBatches(config, name, program.batch_sharding, {}, part)
+                wanted[f"{own[field]} of {own.source or config.data.source}"] = batches
+    if not wanted:
+        raise UserError("no evaluation is one of features; leave out --features, or ask for knn, fewshot or a probe.")
+    found = {name: arrays for one in folders for name, arrays in stored_features(one, weights, wanted).items()}
+    if absent := [name for name in wanted if name not in found]:
+        raise UserError(
+            f"{', '.join(folders)} does not contain the images {absent[0]}, preprocessed as "
+            f"{wanted[absent[0]].preprocess.text}; write them with python -m vit_jax.embed, and give each folder as "
+            "--features."
+        )
+    return {output_key("features", wanted[name]): arrays for name, arrays in found.items()}
 
 
 def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:

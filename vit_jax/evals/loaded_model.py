@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -92,7 +92,11 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
 
 
 def open_weights(
-    path: str | Path, fsdp: int, source: str | None, resolution: int | tuple[int, ...] | None = None
+    path: str | Path,
+    fsdp: int,
+    source: str | None,
+    resolution: int | tuple[int, ...] | None = None,
+    devices: Sequence[jax.Device] | None = None,
 ) -> LoadedModel:
     """Opens weights of any form that `vit_jax.load` reads.
 
@@ -101,14 +105,16 @@ def open_weights(
         fsdp: the number of devices to split the weights over.
         source: the data source of evaluations that name none.
         resolution: the size of the images, as for `vit_jax.load`.
+        devices: the devices that compute; None: those of all processes.
 
     Raises:
         UserError: the weights cannot be read, or cannot be split over `fsdp` devices.
     """
-    model, params = interop.load(path, dtype=auto_dtype(jax.devices()[0]), resolution=resolution)
+    devices = devices or jax.devices()
+    model, params = interop.load(path, dtype=auto_dtype(devices[0]), resolution=resolution)
     config, height = get_config(), model.image_size[0]
-    fit_to_inference(config, fsdp, DEFAULT_IMAGES)
-    mesh = sharding.make_mesh(config)
+    fit_to_inference(config, fsdp, DEFAULT_IMAGES, devices)
+    mesh = sharding.make_mesh(config, devices)
     with config.unlocked():
         config.resolution, config.data.num_classes = height, model.field("num_classes") or None
         config.data.source, config.evals = source or "", ConfigDict()
@@ -119,13 +125,13 @@ def open_weights(
 
 
 def choose_batch(program: Inference) -> int:
-    """Returns how many images over all devices a step may have, at least one image a device.
+    """Returns how many images over all devices of the program a step may have, at least one image a device.
 
     The largest activation of the step takes at most `MOST_ACTIVATION_BYTES` on each device.
     """
     image = jax.ShapeDtypeStruct((1, *program.model.image_size, 3), jnp.float32)
     traced = jax.make_jaxpr(lambda params, image: program.model.apply(params, image)[0])(program.params, image)
-    return rounded(1) * max(
+    return program.mesh.size * max(
         1, MOST_ACTIVATION_BYTES // max(image.size * image.dtype.itemsize, largest_product(traced.jaxpr))
     )
 

@@ -4,6 +4,7 @@ from .hub import ADAPTER_FILES as ADAPTER_FILES
 from .imagenet_classes import class_wnids as class_wnids
 from .layout_table import LAYOUTS as LAYOUTS
 from .layout_table import choose_target as choose_target
+from .licences import describe_licence as describe_licence
 from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
 from .model_description import MODEL_FILE as MODEL_FILE

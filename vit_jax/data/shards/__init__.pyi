@@ -14,6 +14,8 @@ from .manifest import read_manifest as read_manifest
 from .manifest import write_manifest as write_manifest
 from .parquet_file import Footer as Footer
 from .parquet_file import ParquetFile as ParquetFile
+from .parquet_file import encode_columns as encode_columns
+from .parquet_file import read_columns as read_columns
 from .parquet_file import read_footer as read_footer
 from .readers import STREAMED_BYTES as STREAMED_BYTES
 from .readers import Shard as Shard

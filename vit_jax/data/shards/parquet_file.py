@@ -1,11 +1,19 @@
-"""Parquet files, read by row group: a group is decoded when one of its rows is read, and kept in memory for a while."""
+"""Parquet files: images, read by row group, and arrays, read and written whole.
+
+A row group is decoded when one of its rows is read, and kept in memory for a while.
+"""
 
 import bisect
 import collections
 import io
+import json
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
 
 from vit_jax import UserError, reason
 from vit_jax.storage import filesystem
@@ -13,6 +21,8 @@ from vit_jax.storage import filesystem
 KEPT_BYTES = 2**27  # of decoded row groups that a process keeps, also after their files are closed
 FOOTER = 2**16  # bytes at the end of a remote file that are read first
 ADVICE = "copy or write it again"
+
+Column: TypeAlias = list[Any] | np.ndarray
 
 _kept: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()  # the last used at the end
 _changing = threading.Lock()
@@ -24,12 +34,13 @@ class Footer(NamedTuple):
     Attributes:
         rows: the number of rows.
         columns: name of a column -> the names of the fields of its values; empty if these are not nested.
-        description: the JSON description of the columns that the library `datasets` leaves; empty if there is none.
+        facts: name -> text of what else the file states, such as the JSON description of the columns that the library
+            `datasets` leaves as `huggingface`.
     """
 
     rows: int
     columns: Mapping[str, tuple[str, ...]]
-    description: bytes
+    facts: Mapping[bytes, bytes]
 
 
 class ParquetFile:
@@ -109,7 +120,72 @@ def read_footer(path: str, size: int | None) -> Footer:
     columns = {
         field.name: tuple(field.type.field(number).name for number in range(field.type.num_fields)) for field in schema
     }
-    return Footer(metadata.num_rows, columns, (metadata.metadata or {}).get(b"huggingface", b""))
+    return Footer(metadata.num_rows, columns, metadata.metadata or {})
+
+
+def encode_columns(
+    columns: Mapping[str, Column], present: Bool[np.ndarray, " rows"], facts: Mapping[str, str]
+) -> bytes:
+    """Returns a Parquet file.
+
+    An array of more than one dimension becomes a column of lists of a fixed size, whose field states the `shape` of a
+    value and its `dtype`. Parquet has no bfloat16: its bits are written as uint16.
+
+    Args:
+        columns: name -> a list, of which None is null, or an array [rows, ...].
+        present: which rows of arrays of more than one dimension are not null.
+        facts: name -> text of what the end of the file is to state, see `Footer.facts`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields, arrays, vectors = [], [], []
+    for name, values in columns.items():
+        described = {}
+        if isinstance(values, list) or values.ndim == 1:
+            column = pa.array(values)
+        else:
+            described = {"dtype": str(values.dtype), "shape": str(list(values.shape[1:]))}
+            plain = values.reshape(len(values), -1)
+            plain = plain.view(np.uint16) if described["dtype"] == "bfloat16" else plain
+            absent = None if present.all() else pa.array(~present)
+            column = pa.FixedSizeListArray.from_arrays(pa.array(plain.ravel()), plain.shape[1], mask=absent)
+            vectors.append(name)
+        fields.append(pa.field(name, column.type, metadata=described))
+        arrays.append(column)
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=dict(facts)))
+    file = pa.BufferOutputStream()
+    repeated = [name for name in columns if name not in vectors]
+    pq.write_table(table, file, compression="zstd", use_dictionary=repeated, write_page_checksum=True)
+    return file.getvalue().to_pybytes()
+
+
+def read_columns(path: str, names: Sequence[str]) -> dict[str, Column]:
+    """Returns name -> values of columns of a file that `encode_columns` has made, local or remote.
+
+    Values are as they were given, but columns of lists of a fixed size lack the rows that are null.
+
+    Raises:
+        UserError: the file is damaged, lacks a column, or its store does not give it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Column] = {}
+    try:
+        table = pq.read_table(filesystem.local_copy(path), columns=list(names), page_checksum_verification=True)
+        for name in names:
+            field, column = table.schema.field(name), table.column(name).combine_chunks()
+            if not pa.types.is_fixed_size_list(field.type):
+                columns[name] = column.to_pylist()
+                continue
+            described = field.metadata or {}
+            values = column.flatten().to_numpy(zero_copy_only=False)
+            dtype = jnp.dtype(described[b"dtype"].decode())
+            columns[name] = values.view(dtype).reshape(-1, *json.loads(described[b"shape"]))
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        raise unreadable(path, error) from error
+    return columns
 
 
 def _read_end(path: str, size: int | None) -> bytes:

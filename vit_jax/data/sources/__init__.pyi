@@ -1,7 +1,9 @@
+from .kinds import ANY_CLASSES as ANY_CLASSES
 from .kinds import change_paths as change_paths
 from .kinds import describe_source as describe_source
 from .kinds import is_in_shards as is_in_shards
 from .kinds import list_splits as list_splits
+from .kinds import open_images as open_images
 from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source

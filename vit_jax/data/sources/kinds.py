@@ -14,6 +14,7 @@ from vit_jax.data.sources import splits
 from vit_jax.data.sources.array_record import describe_records, list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
+from vit_jax.data.sources.image_files import open_image_files
 from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture, read_renaming
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
@@ -24,6 +25,7 @@ from vit_jax.data.sources.vtab import VTAB_SPLITS, open_vtab
 from vit_jax.data.sources.webdataset import describe_tars, list_webdataset_splits, open_webdataset
 from vit_jax.storage import filesystem
 
+ANY_CLASSES = 2**31 - 1  # more than any data have
 OPTIONS = re.compile(r"(,(label|image)=[^,]*)+$")  # of a source that lies in files
 
 
@@ -150,6 +152,29 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     place = f"{kind}:{filesystem.absolute_path(OPTIONS.sub('', name))}" if in_files else source.name
     own = tuple((place, splits.canonical_name(whole), rows) for whole, rows in source.parts)
     return dataclasses.replace(source, origins=source.origins or own)
+
+
+def open_images(source: str, split: str, data_dir: str | None, reads_labels: bool) -> Source:
+    """Opens a split to read its images, whatever their classes, with their labels if `reads_labels` is True.
+
+    Args:
+        source: a data source; or the path of an image or a folder, which has no labels and no splits.
+        split: the split of a data source.
+        data_dir: the folder of TFDS data; None: TFDS's own.
+        reads_labels: whether labels are read.
+
+    Raises:
+        UserError: the source or its split is missing or has no images, or the labels cannot be read.
+    """
+    if source.partition(":")[0] in KINDS:
+        classes = None if reads_labels else ANY_CLASSES
+        source_config = SourceConfig(source, data_dir, num_classes=classes, reads_labels=reads_labels)
+        opened = open_split(source_config, split, streams=True)
+    else:
+        opened = open_image_files(source)
+    if not len(opened):
+        raise UserError(f"the split {split} of {source} has no images; choose another.")
+    return opened
 
 
 def list_splits(source_config: SourceConfig, wanted: Sequence[str] = ()) -> list[str]:

@@ -109,11 +109,13 @@ class MixedExamples:
         image, label = self.sources[number].read(name, index, **opening)
         return image, map_label(label, self.labels[number])
 
-    def read_name(self, split: str, index: int) -> str:
-        """Returns the name of an example in its part."""
+    def read_name(self, split: str, index: int, **opening: Callable[..., Any]) -> str:
+        """Returns the name of an example in its part; takes what `read_example` takes."""
         number, name = locate_split(split)
         source = self.sources[number]
-        return source.read_name(name, index) if source.read_name else f"{split}/{index}"
+        if not source.read_name:
+            return f"{split}/{index}"
+        return source.read_name(name, index, **opening if source.shards else {})
 
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when files of a part change; empty, where its digest covers them."""

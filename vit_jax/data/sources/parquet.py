@@ -18,7 +18,7 @@ from typing import Any
 from vit_jax import UserError
 from vit_jax.data import shards
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, read_options
-from vit_jax.data.sources.sharded import ShardedSplits, read_labelled
+from vit_jax.data.sources.sharded import OpenShard, ShardedSplits, read_labelled
 from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
@@ -168,7 +168,7 @@ def check_columns(footer: shards.Footer, chosen: Mapping[str, str], path: str) -
 def describe_features(footer: shards.Footer) -> Mapping[str, object]:
     """Returns name of a column -> the description that `datasets` has left of it; empty if there is no description."""
     try:
-        described = json.loads(footer.description)["info"]["features"]
+        described = json.loads(footer.facts[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
         return {}
     return described if isinstance(described, dict) else {}
@@ -183,10 +183,12 @@ def class_label(feature: object) -> Mapping[str, Any]:
     return class_label(feature["feature"]) if "feature" in feature else feature
 
 
-def read_path(splits: ShardedSplits, image: str, split: str, index: int) -> str:
+def read_path(
+    splits: ShardedSplits, image: str, split: str, index: int, open_shard: OpenShard = shards.cached_reader
+) -> str:
     """Returns the path that is stored with the image of example `index` of a split, or else `<split>/<index>`."""
     shard, row = splits.locate(split, index)
-    reader = shards.cached_reader(shard)
+    reader = open_shard(shard)
     assert isinstance(reader, shards.ParquetFile)
     [stored] = reader.read(row, [f"{image}.path"]).values()
     return (stored and stored["path"]) or f"{split}/{index}"  # a row may have no image at all

@@ -128,7 +128,8 @@ class Source:
             `stamp_files`; None where the digest covers the contents.
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
-        read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None.
+        read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None. It also
+            takes what `read_example` takes.
         class_ids: names of the classes for the fingerprint, where `class_names` are words; else None.
         split_names: the names of all whole splits with labels, as the data name them; empty if they are not known.
         notes: lines for the user on what was read and what was skipped.
@@ -148,7 +149,7 @@ class Source:
     file_stamp: Callable[[str, Sequence[int]], str] | None = None
     read_label: Callable[[str, int], Label] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
-    read_name: Callable[[str, int], str] | None = None
+    read_name: Callable[..., str] | None = None
     class_ids: tuple[str, ...] | None = None
     split_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -216,8 +217,32 @@ class Source:
 
         A streamed shard and its local copy stay only until `shards.close_streamed`, not while the process runs.
         """
-        streamed = functools.partial(self.read_example, open_shard=shards.streamed_reader)
-        return dataclasses.replace(self, read_example=streamed)
+        opening = {"open_shard": shards.streamed_reader}
+        return dataclasses.replace(
+            self,
+            read_example=functools.partial(self.read_example, **opening),
+            read_name=self.read_name and functools.partial(self.read_name, **opening),
+        )
+
+    def select(self, ranges: Sequence[range]) -> "Source":
+        """Returns a source of the examples whose indices are in some ranges, which ascend and do not overlap."""
+        selected = None
+        if self.shards:
+            runs = cut_ranges(self.shards.examples, ranges)
+            selected = Shards(
+                tuple(self.shards.runs[number] for number, _ in runs),
+                tuple(len(rows) for _, rows in runs),
+                self.shards.shuffled,
+            )
+        parts = cut_ranges([len(rows) for _, rows in self.parts], ranges)
+        return dataclasses.replace(
+            self,
+            parts=tuple(
+                (self.parts[number][0], self.parts[number][1][rows.start : rows.stop]) for number, rows in parts
+            ),
+            shards=selected,
+            mixture=None,
+        )
 
     @contextlib.contextmanager
     def opened(self) -> Iterator["Source"]:
@@ -260,6 +285,25 @@ class Source:
         names = self.class_ids or self.class_names
         identity = repr((self.name, self.parts, len(self), self.num_classes, names, self.digest))
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+def cut_ranges(lengths: Sequence[int], ranges: Sequence[range]) -> list[tuple[int, range]]:
+    """Returns (number of a part, range of indices in it) for ranges of indices in parts that follow each other.
+
+    Args:
+        lengths: the number of indices in each part.
+        ranges: the ranges, which ascend and do not overlap.
+    """
+    cuts = []
+    starts = [0, *itertools.accumulate(lengths)]
+    for wanted in ranges:
+        for number in range(max(bisect.bisect_right(starts, wanted.start) - 1, 0), len(lengths)):
+            if starts[number] >= wanted.stop:
+                break
+            start, stop = max(wanted.start, starts[number]), min(wanted.stop, starts[number + 1])
+            if start < stop:
+                cuts.append((number, range(start - starts[number], stop - starts[number])))
+    return cuts
 
 
 def label_list(label: Label) -> list[int]:

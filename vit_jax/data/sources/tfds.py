@@ -95,9 +95,9 @@ class TfdsSplits:
         label = int(example["label"]) if self.reads_labels else -1
         return EncodedImage(example["image"], f"{self.name} {split} {index}"), label
 
-    def read_name(self, split: str, index: int) -> str:
+    def read_name(self, split: str, index: int, open_shard: OpenShard = shards.cached_reader) -> str:
         """Returns the feature `file_name` of example `index` of a split; its whole record is read."""
-        return self.read_features(split, index)[FILE_NAME].decode()
+        return self.read_features(split, index, open_shard)[FILE_NAME].decode()
 
 
 def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:

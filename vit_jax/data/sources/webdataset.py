@@ -25,6 +25,7 @@ from vit_jax.data.images import IMAGE_SUFFIXES
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, find_folder, read_options
 from vit_jax.data.sources.sharded import (
     Description,
+    OpenShard,
     ShardedSplits,
     check_example,
     count_splits,
@@ -180,10 +181,10 @@ def list_webdataset_splits(source_config: SourceConfig, name: str) -> list[str]:
     return list(find_tars(read_options(name, OPTIONS)[0]).splits)
 
 
-def read_key(splits: ShardedSplits, split: str, index: int) -> str:
+def read_key(splits: ShardedSplits, split: str, index: int, open_shard: OpenShard = shards.cached_reader) -> str:
     """Returns the key of example `index` of a split."""
     shard, row = splits.locate(split, index)
-    reader = shards.cached_reader(shard)
+    reader = open_shard(shard)
     assert isinstance(reader, shards.TarFile)
     return reader.key(row)
 
