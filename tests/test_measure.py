@@ -184,6 +184,7 @@ def test_an_interruption_loses_one_part(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=1)  # on a busy machine a minute is too short for a step
 def test_two_hosts_write_one_record(tmp_path):
     line = command(tmp_path, "--minutes=1", "--config.mesh.fsdp=2", "--config.mesh.data=1")
     processes = [

@@ -10,7 +10,7 @@ from vit_jax import kernels
 from vit_jax.kernels import Packing, attention_shape
 
 # Errors, as parts of the largest value: of results, of gradients of the projections, and of the bias.
-LIMITS = {"float32": (2e-6, 2e-6, 5e-6), "bfloat16": (4e-3, 8e-3, 8e-3)}
+LIMITS = {"float32": (3e-6, 2e-6, 5e-6), "bfloat16": (4e-3, 8e-3, 8e-3)}
 EXTREME = (2e-6, 4e-3, 4e-3)
 
 # (images, tokens, heads, head_dim, dtype). Images are alone in their rows or share them, with rows left over or not.
