@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import PurePath
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -32,7 +33,7 @@ class Output:
     """Where a command writes its results.
 
     Attributes:
-        flag: the name of the flag that gives the place, without dashes; None: a positional argument gives it.
+        flag: the name of the flag that gives the place, without dashes; None: a positional argument gives it, `out`.
         bucket: whether the place can be a bucket. If it can, the command also writes without the flag, to a local
             folder of its own choice. If it cannot, the command writes to a local folder and, if it has a flag, only
             when the flag is given.
@@ -49,6 +50,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.finetune": Output("workdir", bucket=True),
     "vit_jax.record": Output(),
     "vit_jax.vtab": Output("workdir", bucket=True),
+    "vit_jax.embed": Output(bucket=True),
     "vit_jax.pack": Output(),
     "vit_jax.describe": Output(),
     "vit_jax.convert": Output(),
@@ -98,11 +100,13 @@ OUTPUTS: dict[str, Output | None] = {
 ARGUMENT_PLACES = {
     "vit_jax.convert": {"source": Place.WEIGHTS},
     "vit_jax.describe": {"source": Place.SOURCE},
+    "vit_jax.embed": {"source": Place.SOURCE, "--of": Place.WEIGHTS, "--data-dir": Place.FOLDER},
     "vit_jax.evaluate": {
         "models": Place.WEIGHTS,
         "--workdir": Place.WEIGHTS,
         "--source": Place.SOURCE,
         "--data-dir": Place.FOLDER,
+        "--features": Place.FOLDER,
     },
     "vit_jax.look": {"checkpoint": Place.WEIGHTS, "images": Place.FILE},
     "vit_jax.measure": {"--against": Place.FILE},
@@ -154,10 +158,12 @@ def check_output(job: Job, shared_disk: bool, allowed: bool) -> None:
     if allowed or (name in OUTPUTS and output is None):
         return
     if output and output.bucket:
-        if not (SHARED_PLACE if shared_disk else BUCKET).match(_flag_value(words, str(output.flag))):
+        written = _flag_value(words, output.flag) if output.flag else _parse_arguments(name, words)["out"]
+        if not (SHARED_PLACE if shared_disk else BUCKET).match(written):
             reason = f"what {name} writes would be deleted with the machine that wrote it"
             place = ", or the absolute path of a shared disk" if shared_disk else ""
-            raise UserError(f"{reason}; add --{output.flag}=gs://BUCKET/FOLDER{place}.")
+            advice = f"add --{output.flag}=" if output.flag else "write to "
+            raise UserError(f"{reason}; {advice}gs://BUCKET/FOLDER{place}.")
     elif not shared_disk and not (output and output.flag and not _flag_value(words, output.flag)):
         reason = f"{name} writes to local folders only" if output else "it is unknown where this command writes"
         hint = (
@@ -267,19 +273,29 @@ def _list_arguments(name: str, words: list[str]) -> list[tuple[str, str, Place]]
     places = [(field, value, place) for field, _, value in fields if value and (place := place_of(field))]
     if name not in ARGUMENT_PLACES:
         return places
-    # These imports take seconds, and other commands do not need them.
-    from vit_jax import convert, describe, evals, evaluate, look, measure, pack, plan, predict, record, report, vtab
-
-    commands = (convert, describe, evaluate, look, measure, pack, plan, predict, record, report, vtab)
-    parsers = {module.__name__: module.make_parser for module in commands}
-    given = vars(parsers[name]().parse_known_args(words)[0])
+    given = _parse_arguments(name, words)
     for argument, place in ARGUMENT_PLACES[name].items():
         kind = Place.SOURCE if argument == "images" and given.get("split") else place
         values = given[argument.strip("-").replace("-", "_")] or ()
         places += [(argument, value, kind) for value in ([values] if isinstance(values, str) else values)]
+    from vit_jax import evals
+
     for request in given.get("evals", ()):
         places += evals.list_request_places(request)
     return places
+
+
+def _parse_arguments(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """Returns argument -> value of a command of `ARGUMENT_PLACES`.
+
+    If the words are not those of the command, its parser ends this process with exit code 2.
+    """
+    # These imports take seconds, and other commands do not need them.
+    from vit_jax import convert, describe, embed, evaluate, look, measure, pack, plan, predict, record, report, vtab
+
+    commands = (convert, describe, embed, evaluate, look, measure, pack, plan, predict, record, report, vtab)
+    parsers = {module.__name__: module.make_parser for module in commands}
+    return vars(parsers[name]().parse_known_args(words)[0])
 
 
 def _reachable_place(value: str, place: Place) -> str:

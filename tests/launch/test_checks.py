@@ -55,6 +55,16 @@ def test_checkpoints_must_not_vanish_with_the_machine(module, start):
     assert refused(f"{command} --workdir=/d/run").endswith("add --workdir=gs://BUCKET/FOLDER.")
 
 
+def test_embeddings_are_written_where_they_stay():
+    line = "python -m vit_jax.embed --top 5 tfds:cifar10 {} --of=gs://b/run"
+    assert refused(line.format("gs://b/out")) is None
+    assert refused(line.format("/disk/out"), shared_disk=True) is None
+    for place in ("out", "/disk/out"):
+        assert refused(line.format(place)).endswith(
+            "deleted with the machine that wrote it; write to gs://BUCKET/FOLDER."
+        )
+
+
 @pytest.mark.parametrize(
     "command",
     [
