@@ -138,10 +138,11 @@ def embed(
     if program.model.preprocess is None:
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
         raise UserError(f"{of} does not state how images are preprocessed; {advice}.")
-    info = embedding.make_info(program, loaded.digest(), images, (source, split), has_labels, wanted)
+    step = embedding.make_step(program, wanted)
+    info = embedding.make_info(program, step, loaded.digest(), images, (source, split), has_labels, wanted)
     embedding.begin_folder(folder, info)
     host = jax.process_index(), jax.process_count()
-    writer = EmbeddingWriter(program, images, wanted, info, folder, host, max_bad)
+    writer = EmbeddingWriter(program, step, images, wanted, info, folder, host, max_bad)
     missing, errors = writer.find_missing()
     size = program.mesh.size
     batch = -(-(batch or min(loaded.batch, choose_batch(program))) // size) * size

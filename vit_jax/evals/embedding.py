@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ FORMAT, INFO = 1, "info.json"
 # A file has at most about this size; and so few images that little is lost with a file that is not finished, but not
 # many more than 4,096 files are written.
 FILE_BYTES, FEW_ROWS, MANY_FILES = 2**26, 2**12, 2**12
+OutputStep: TypeAlias = Callable[[ArrayTree, jax.Array], dict[str, jax.Array]]
 DTYPES = ("float32", "float16", "bfloat16")
 TOLD = 10  # damaged images that are told one by one
 
@@ -143,12 +144,19 @@ def stamp_part(source: Source, split: str, rows: range) -> str:
 
 
 def make_info(
-    program: Inference, weights: str, source: Source, words: tuple[str, str], labels: bool, wanted: Outputs
+    program: Inference,
+    step: OutputStep,
+    weights: str,
+    source: Source,
+    words: tuple[str, str],
+    labels: bool,
+    wanted: Outputs,
 ) -> Info:
     """Returns what is going to be written.
 
     Args:
         program: the functions of the model.
+        step: the function of its outputs.
         weights: a digest of its weights.
         source: the images.
         words: source and split as the command names them.
@@ -157,7 +165,7 @@ def make_info(
     """
     model = program.model
     image = jax.ShapeDtypeStruct((program.mesh.size, *model.image_size, 3), jnp.float32)
-    shapes = jax.eval_shape(make_step(program, wanted), program.params, image)
+    shapes = jax.eval_shape(step, program.params, image)
     vectors = {name: list(shapes[name].shape[1:]) for name in wanted.vectors}
     row_bytes = sum(math.prod(shape) for shape in vectors.values()) * jnp.dtype(wanted.dtype).itemsize + 1
     return Info(
@@ -232,7 +240,7 @@ def read_info(folder: str) -> Info:
     return info
 
 
-def make_step(program: Inference, wanted: Outputs) -> Callable[[ArrayTree, jax.Array], dict[str, jax.Array]]:
+def make_step(program: Inference, wanted: Outputs) -> OutputStep:
     """Returns the jitted function (params, images) -> outputs [batch, ...].
 
     These are the wanted vectors, `finite` (whether all of them are), and `probabilities` and `classes` if top classes
@@ -267,6 +275,7 @@ class EmbeddingWriter:
 
     Attributes:
         program: the functions of the model, on the devices of this host.
+        step: the function of its outputs, of `make_step`.
         source: the images.
         wanted: what is written of each image.
         info: what `begin_folder` has written.
@@ -276,6 +285,7 @@ class EmbeddingWriter:
     """
 
     program: Inference
+    step: OutputStep
     source: Source
     wanted: Outputs
     info: Info
@@ -338,11 +348,10 @@ class EmbeddingWriter:
         source = self.source.select([self.info.range_of(number) for number in missing])
         preprocess = data.parse_pipe(self.info.preprocess, 0)
         batches = data.read_in_order(source, preprocess, self.program.batch_sharding, batch, workers)
-        step = make_step(self.program, self.wanted)
 
         def outputs() -> Iterator[dict[str, jax.Array]]:
             for one in batches:
-                yield step(params, one["image"]) | {"label": one["label"], "mask": one["mask"]}
+                yield self.step(params, one["image"]) | {"label": one["label"], "mask": one["mask"]}
 
         start, pieces = 0, list[dict[str, np.ndarray]]()  # of the file that is being collected
         files, told = iter(missing), 0
