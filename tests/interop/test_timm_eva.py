@@ -12,6 +12,7 @@ import vit_jax
 from tests.conftest import slow_but
 from tests.interop.library_outputs import PARITY, assert_outputs_are_those_of_the_library
 from tests.interop.test_torch_layouts import arrays_of, infer
+from tests.models.test_models import params_of
 from vit_jax import UserError, tree
 from vit_jax.interop import LAYOUTS
 from vit_jax.model import create, parameter_shapes
@@ -99,6 +100,13 @@ def test_places_that_are_not_scaled_stay_so(name, tmp_path):
     source, params = vit_jax.load(PARITY / name, resolution="native", rotary_grid=0)
     vit_jax.save(tmp_path / "x", source, params, layout="timm")
     assert vit_jax.load(tmp_path / "x", resolution="native")[0].field("rotary_grid") == 0
+
+
+def test_a_perception_encoder_with_what_dinov3_has_stays_one(tmp_path):
+    known = vit_jax.load(PARITY / "timm_pe", resolution=32)[0]
+    model = create(known.name, **known.fields | {"registers": 2, "layer_scale": 1e-5})
+    vit_jax.save(tmp_path / "x", model, params_of(model), layout="timm")
+    assert vit_jax.load(tmp_path / "x")[0].spec == model.spec
 
 
 @pytest.mark.parametrize(

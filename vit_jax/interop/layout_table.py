@@ -59,10 +59,10 @@ _ROWS = (
             beit.TIMM,
             timm_vit.LINEAR,
             timm_vit.NAFLEX,
+            timm_eva.PERCEPTION_ENCODER,  # before DINOv3, whose marks one with registers and scales has too
             timm_eva.DINOV3,
             timm_eva.EVA02,
             timm_eva.EVA,
-            timm_eva.PERCEPTION_ENCODER,
             timm_vit.CLIP,
             timm_vit.FAMILY,
         ),
