@@ -18,7 +18,7 @@ from vit_jax import UserError, convert, models
 from vit_jax.config import EXECUTION_FIELDS
 from vit_jax.interop import onnx_file
 from vit_jax.model import create, parameter_shapes
-from vit_jax.models import ModelSpec, PlainOps
+from vit_jax.models import BitSpec, ModelSpec, PlainOps
 
 onnxruntime = pytest.importorskip("onnxruntime")  # of the extra [test], with flatbuffers
 pytest.importorskip("onnx_ir")
@@ -87,8 +87,15 @@ FORMS = {
     "fixed": {"rotary": "axial_xy", "position": "none", "attention_pattern": "fixed", "registers": 2}
     | {"mlp_norm": True},
     "sincos": {"position": "sincos2d", "num_classes": 0, "norm": "rms", "dense_bias": False},
+    "hybrid": {"stem": "resnet", "stages": (1, 1), "stem_width": 32, "stem_epsilons": "timm", "patch_size": 16}
+    | {"resolution": (32, 64)},
 }
 USUAL = ("all", "head")
+BITS = {
+    "bit": {"resolution": (45, 70), "border": "lowest", "se_reduction": 8},
+    "zeros": {"resolution": 32},
+    "post_activation": {"resolution": 32, "unit": "post_activation", "num_classes": 0, "se_reduction": 4},
+}
 
 
 @pytest.mark.parametrize("name", slow_but(USUAL, FORMS))
@@ -111,19 +118,47 @@ def test_onnx_gives_the_outputs_of_every_form(name, tmp_path):
         assert_near(found[key], np.asarray(values), 2e-5)
 
 
-def test_every_field_is_written_and_tried_or_refused():
+def bit(**fields):
+    return create("BiT", **{"stages": (1, 2), "width": 32, "num_classes": 5} | fields)
+
+
+@pytest.mark.parametrize("name", slow_but(("bit",), BITS))
+def test_onnx_gives_the_outputs_of_a_bit(name, tmp_path):
+    model = bit(**BITS[name])
+    params = params_of(model)
+    vit_jax.save(tmp_path / "x.onnx", model, params)
+    images = np.random.default_rng(0).uniform(-1, 1, (3, *model.image_size, 3)).astype(np.float32)
+    with jax.default_matmul_precision("highest"):
+        logits, out = jax.jit(model.apply)(params, images)
+    found = run_onnx(tmp_path / "x.onnx", images)
+    expected = {"features": out["pre_logits"]}
+    if model.field("num_classes"):
+        expected |= {"logits": logits, "probabilities": jax.nn.softmax(logits)}
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert_near(found[key], np.asarray(values), 5e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "tried"),
+    [
+        (ModelSpec, onnx_file.WRITTEN, [tiny(**fields) for fields in FORMS.values()]),
+        (BitSpec, onnx_file.BIT_WRITTEN, [bit(**fields) for fields in BITS.values()]),
+    ],
+)
+def test_every_field_is_written_and_tried_or_refused(family, written, tried):
     """A new field, or a new word of one, is refused until it is written here and one of FORMS has it."""
-    words, defaults = models.field_words(ModelSpec()), models.flatten_spec(ModelSpec())
-    tried = [tiny(**fields).values for fields in FORMS.values()]
+    words, defaults = models.field_words(family()), models.flatten_spec(family())
+    values = [model.values for model in tried]
     for name, default in defaults.items():
         if name in (*EXECUTION_FIELDS, *onnx_file.TRAINING):
             continue
-        written = onnx_file.WRITTEN.get(name, (default,))
+        of_file = written.get(name, (default,))
         for word in words.get(name, ()):
-            assert word not in written or word in {default} | {model[name] for model in tried}, f"{name}={word}"
-        if name in onnx_file.WRITTEN and name not in words:
-            assert any(model[name] != default for model in tried), name
-    assert set(onnx_file.WRITTEN) <= set(defaults)
+            assert word not in of_file or word in {default} | {each[name] for each in values}, f"{name}={word}"
+        if name in written and name not in words:
+            assert any(each[name] != default for each in values), name
+    assert set(written) <= set(defaults)
 
 
 @pytest.mark.parametrize("field", ["rotary", "qk_norm"])
@@ -138,11 +173,12 @@ def test_a_field_that_is_not_written_is_refused_by_name(field, tmp_path, monkeyp
     assert run_onnx(tmp_path / "x.onnx", np.zeros((7, 32, 32, 3), np.float32))["logits"].shape == (7, 7)
 
 
-def test_other_families_are_refused(tmp_path):
-    hybrid = create("R+ViT-Ti/16", resolution=32, depth=1)
-    for model in (hybrid, create("BiT", stages=(1,), width=32, resolution=32)):
-        with pytest.raises(UserError, match=r"ONNX is not written for a model with (stem=resnet|family=BiT);"):
-            vit_jax.save(tmp_path / "x.onnx", model, random_values(parameter_shapes(model)))
+@pytest.mark.parametrize("fields", [{"unit": "axial"}, {"root": "attention"}])
+def test_resnets_with_attention_are_refused(fields, tmp_path):
+    model = create("BiT", stages=(1,), width=32, resolution=32, **fields)
+    [(name, value)] = fields.items()
+    with pytest.raises(UserError, match=rf"ONNX is not written for a model with {name}={value};"):
+        vit_jax.save(tmp_path / "x.onnx", model, random_values(parameter_shapes(model)))
 
 
 def test_pixels_narrow_weights_and_weights_beside(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A ViT as ONNX, written from its spec and its parameters with standard operators that runtimes fuse.
+"""A model as ONNX, written from its spec and its parameters with standard operators that runtimes fuse.
 
 The functions below follow those of `models/`, one for each part. What depends on no image, such as tables of positions
 and angles, is computed here by the functions of the model and becomes a constant. The comments say where the graph
@@ -7,8 +7,7 @@ differs from the model's equations.
 
 import math
 from collections.abc import Callable, Iterable
-from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +16,13 @@ from vit_jax import UserError, models
 from vit_jax.config import EXECUTION_FIELDS
 from vit_jax.interop.exports import Export, choose_dtype
 from vit_jax.interop.model_description import header_notes
+from vit_jax.interop.onnx_graph import Arrays, Graph, Value
+from vit_jax.interop.onnx_resnet import bit_features, resnet_stem
 from vit_jax.model import Model
-from vit_jax.models import BIASED, ROTARIES, ModelSpec
+from vit_jax.models import BIASED, ROTARIES, BitSpec, ModelSpec, flatten_spec
 
 OPSET, IR_VERSION = 20, 9  # the first with Gelu, of ONNX 1.15; the format's version at that time
 MOST_BYTES = 2**31 - 2**24  # of weights in the file; more of them go beside it: a protobuf has less than 2 GB
-SMALL = 1024  # bytes of a constant that stays in the file
 
 # The fields of the spec that this file writes, with these words or, if none are stated, with any value. Every other
 # field must have its default.
@@ -46,24 +46,28 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "head": ("image", "patches"),
     "pooling": ("token", "gap", "map", "token_gap"),
     "final_norm": ("tokens", "pooled"),
+    **dict.fromkeys(("stages", "stem_width"), ()),
+    "stem": ("patches", "resnet"),
+    "stem_epsilons": ("released", "timm"),
+}
+BIT_WRITTEN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("stages", "width", "se_reduction", "resolution", "num_classes"), ()),
+    "unit": ("pre_activation", "post_activation"),
+    "border": ("zeros", "lowest"),
 }
 # The fields that change only initial values and training.
 TRAINING = ("position_std", "dropout_rate", "stochastic_depth", "stochastic_depth_schedule", "head_bias", "head_std")
 
-Arrays: TypeAlias = dict[str, Any]  # the parameters of a module, nested as they are in the model
-Value: TypeAlias = Any  # of the graph: an `onnx_ir.Value`
-
 
 def unwritten_fields(model: Model) -> dict[str, Any]:
     """Returns the fields of a model, with their values, that this file cannot write."""
-    if not isinstance(model.spec, ModelSpec):
-        return {"family": model.spec.family}
-    defaults = models.flatten_spec(ModelSpec())
+    written = WRITTEN if isinstance(model.spec, ModelSpec) else BIT_WRITTEN
+    defaults = flatten_spec(type(model.spec)())
     others = {name: value for name, value in model.values.items() if name not in (*EXECUTION_FIELDS, *TRAINING)}
     return {
         name: value
         for name, value in others.items()
-        if value != defaults[name] and (name not in WRITTEN or (WRITTEN[name] and value not in WRITTEN[name]))
+        if value != defaults[name] and (name not in written or (written[name] and value not in written[name]))
     }
 
 
@@ -88,9 +92,12 @@ def write_onnx(name: str, export: Export) -> dict[str, Iterable[bytes]]:
         type=ir.TensorType(ir.DataType[export.image_dtype.replace("float32", "float").upper()]),
         shape=ir.Shape(export.shape),
     )
-    found = _network(graph, export, images)
-    shapes = _output_shapes(export.model.vit)
-    outputs = [graph.output(found[name], name, shapes.get(name, shapes["block"])) for name in export.outputs]
+    spec = export.model.spec
+    if isinstance(spec, ModelSpec):
+        found, shapes = _network(graph, spec, export, images), _output_shapes(spec)
+    else:
+        found, shapes = _bit(graph, spec, export, images), _bit_shapes(spec)
+    outputs = [graph.output(found[name], name, shapes[name]) for name in export.outputs]
     beside, chunks = f"{name}.data", list[bytes]()
     if sum(value.const_value.nbytes for value in graph.constants) > MOST_BYTES:
         chunks = graph.move_beside(beside)
@@ -102,104 +109,10 @@ def write_onnx(name: str, export: Export) -> dict[str, Iterable[bytes]]:
     return {name: [ir.to_proto(whole).SerializeToString()], **({beside: chunks} if chunks else {})}
 
 
-class Graph:
-    """The nodes and constants of a graph under construction.
-
-    Attributes:
-        dtype: float32 or float16, of the constants that are added next.
-        nodes: the nodes, in their order.
-        constants: the constants, each once.
-    """
-
-    def __init__(self, ir: ModuleType, dtype: str):
-        self._ir, self.dtype = ir, dtype
-        self.nodes: list[Any] = []
-        self.constants: list[Value] = []
-
-    def constant(self, array: Any) -> Value:
-        """Returns a constant; floating-point numbers are cast to `dtype`.
-
-        Raises:
-            UserError: a value is beyond the range of the dtype.
-        """
-        array = np.asarray(array)
-        if array.dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                cast = array.astype(self.dtype)
-            if (np.isinf(cast) & np.isfinite(array)).any():
-                raise UserError(f"a weight is beyond the range of {self.dtype}; write the file in float32.")
-            array = cast
-        number = f"c{len(self.constants)}"
-        tensor = self._ir.tensor(np.asarray(array, order="C"), name=number)
-        value = self._ir.Value(
-            name=number, type=self._ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-        )
-        self.constants.append(value)
-        return value
-
-    def many(self, kind: str, count: int, *inputs: Any, **attributes: Any) -> list[Value]:
-        """Returns the outputs of a new node. Arrays and numbers among the inputs become constants."""
-        values = [one if isinstance(one, self._ir.Value) else self.constant(one) for one in inputs]
-        node = self._ir.node(kind, values, attributes, num_outputs=count, name=f"{kind}_{len(self.nodes)}")
-        for number, value in enumerate(node.outputs):
-            value.name = f"v{len(self.nodes)}_{number}"
-        self.nodes.append(node)
-        return list(node.outputs)
-
-    def __getattr__(self, kind: str) -> Callable[..., Value]:
-        """Returns the function that adds a node of this kind and returns its only output."""
-        return lambda *inputs, **attributes: self.many(kind, 1, *inputs, **attributes)[0]
-
-    def cast(self, x: Value) -> Value:
-        """Returns `x` in `dtype`."""
-        return self.Cast(x, to=int(self._ir.DataType[self.dtype.replace("float32", "float").upper()]))
-
-    def reshape(self, x: Value, *shape: int) -> Value:
-        """Returns `x` in another shape, in which 0 stands for the size that it has there, and -1 for the rest."""
-        return self.Reshape(x, np.array(shape, np.int64))
-
-    def output(self, x: Value, name: str, shape: tuple[int, ...]) -> Value:
-        """Returns `x` as a float32 output of the graph, with this shape of each image's part."""
-        self.dtype = "float32"
-        value = self.cast(x)
-        value.name, value.type = name, self._ir.TensorType(self._ir.DataType.FLOAT)
-        value.shape = self._ir.Shape(("batch", *shape))
-        return value
-
-    def move_beside(self, name: str) -> list[bytes]:
-        """Replaces weights by references to a file `name`, and returns what that file contains.
-
-        Small constants stay, since runtimes read shapes among them before they read other files.
-        """
-        chunks, offset = [], 0
-        for value in self.constants:
-            tensor, content = value.const_value, value.const_value.tobytes()
-            if len(content) < SMALL:
-                continue
-            value.const_value = self._ir.ExternalTensor(
-                name, offset, len(content), tensor.dtype, shape=tensor.shape, name=value.name
-            )
-            chunks.append(content)
-            offset += len(content)
-        return chunks
-
-    def dense(self, x: Value, kernel: Any, bias: Any = None) -> Value:
-        """Returns `x @ kernel + bias`; the kernel is [inputs, outputs], or several dimensions of each as in `Dense`."""
-        product = self.MatMul(x, kernel)
-        return product if bias is None else self.Add(product, np.reshape(bias, -1))
-
-    def norm(self, x: Value, arrays: Arrays, epsilon: float) -> Value:
-        """Returns the norm of the last dimension: LayerNorm, or without a bias the root mean square (`RmsNorm`)."""
-        if "bias" in arrays:
-            return self.LayerNormalization(x, arrays["scale"], arrays["bias"], axis=-1, epsilon=epsilon)
-        mean = self.ReduceMean(self.Mul(x, x), np.array([-1]), keepdims=1)
-        return self.Mul(self.Div(x, self.Sqrt(self.Add(mean, epsilon))), arrays["scale"])
-
-
-def _network(g: Graph, export: Export, images: Value) -> dict[str, Value]:
-    """Adds the network and returns its outputs by name: `Model.apply`."""
-    spec, params, loss = export.model.vit, export.params, export.model.loss
-    x = _embed(g, spec, params, _normalised(g, export, images))
+def _network(g: Graph, spec: ModelSpec, export: Export, images: Value) -> dict[str, Value]:
+    """Adds a ViT and returns its outputs by name: `Model.apply`."""
+    params = export.params
+    x = _embed(g, spec, params, _normalised(g, export, images, spec.stem.mean, spec.stem.std))
     encoder, blocks = params["encoder"], {}
     if spec.stem.pre_norm:
         x = g.norm(x, encoder["pre_norm"], spec.block.norm_epsilon)
@@ -211,28 +124,53 @@ def _network(g: Graph, export: Export, images: Value) -> dict[str, Value]:
     if spec.head.final_norm == "tokens":
         x = g.norm(x, encoder["norm"], spec.block.norm_epsilon)
     logits, features = _classify(g, spec, params, x)
-    found = {"logits": logits, "features": features, **blocks}
-    if "probabilities" in export.outputs:
-        found["probabilities"] = g.Softmax(logits, axis=-1) if loss == "softmax" else g.Sigmoid(logits)
-    return found
+    return {"features": features, **blocks} | _probabilities(g, export, logits)
+
+
+def _probabilities(g: Graph, export: Export, logits: Value) -> dict[str, Value]:
+    """Returns the logits and, if they are asked for, the probabilities."""
+    if "probabilities" not in export.outputs:
+        return {"logits": logits}
+    is_softmax = export.model.loss == "softmax"
+    return {"logits": logits, "probabilities": g.Softmax(logits, axis=-1) if is_softmax else g.Sigmoid(logits)}
+
+
+def _bit(g: Graph, spec: BitSpec, export: Export, images: Value) -> dict[str, Value]:
+    """Adds a BiT and returns its outputs by name: `Model.apply`."""
+    params, half = export.params, (0.5,) * 3
+    features = bit_features(g, spec, params, _normalised(g, export, images, half, half))
+    is_narrow, g.dtype = g.dtype != "float32", "float32"
+    features = g.cast(features) if is_narrow else features
+    if not spec.num_classes:
+        return {"features": features}
+    logits = g.dense(features, params["head"]["kernel"], params["head"]["bias"])
+    return {"features": features} | _probabilities(g, export, logits)
+
+
+def _bit_shapes(spec: BitSpec) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the outputs of a BiT for one image."""
+    classes = (spec.num_classes,)
+    return {"logits": classes, "probabilities": classes, "features": (spec.feature_width,)}
 
 
 def _output_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the outputs for one image."""
+    """Returns the shapes of the outputs of a ViT for one image."""
     patches = (math.prod(spec.grid),) if spec.head.kind == "patches" else ()
     logits = (*patches, spec.head.num_classes)
     shapes = {"logits": logits, "probabilities": logits, "features": (spec.feature_width,)}
-    return shapes | {"block": (spec.tokens, spec.width)}
+    return shapes | {f"block_{number}": (spec.tokens, spec.width) for number in range(spec.depth)}
 
 
 def _row(stacked: Arrays, number: int) -> Arrays:
     return {k: _row(v, number) if isinstance(v, dict) else v[number] for k, v in stacked.items()}
 
 
-def _normalised(g: Graph, export: Export, images: Value) -> Value:
-    """Returns the values that the patches are made of: `value_range` and `vit.normalise` in one step, in float32."""
+def _normalised(
+    g: Graph, export: Export, images: Value, image_mean: tuple[float, ...], image_std: tuple[float, ...]
+) -> Value:
+    """Returns the values that the model begins with: `value_range` and `vit.normalise` in one step, in float32."""
     scale, shift = export.scale_and_shift
-    mean, std = (np.array(values) for values in (export.model.vit.stem.mean, export.model.vit.stem.std))
+    mean, std = np.array(image_mean), np.array(image_std)
     scale, shift = scale * 0.5 / std, (shift * 0.5 + 0.5 - mean) / std
     dtype, g.dtype = g.dtype, "float32"
     x = g.cast(images) if export.preprocess else images
@@ -244,10 +182,15 @@ def _normalised(g: Graph, export: Export, images: Value) -> Value:
 
 def _embed(g: Graph, spec: ModelSpec, params: Arrays, x: Value) -> Value:
     """Returns the tokens: patches E + what is added to each token (equation 1)."""
-    size, (rows, columns) = spec.stem.patch_size, spec.grid
-    x = g.Transpose(g.reshape(x, 0, rows, size, columns, size, 3), perm=[0, 1, 3, 2, 4, 5])
-    kernel = params["embed"]["kernel"]
-    x = g.MatMul(g.reshape(x, 0, rows * columns, size * size * 3), kernel.reshape(-1, spec.width))
+    stem, (rows, columns) = spec.stem, spec.grid
+    if stem.kind == "resnet":
+        x = resnet_stem(g, spec, params["stem"], x)
+    size, kernel = stem.kernel_size, params["embed"]["kernel"]
+    if size > 1:
+        x = g.reshape(x, 0, rows, size, columns, size, stem.channels)
+        x = g.Transpose(x, perm=[0, 1, 3, 2, 4, 5])
+    x = g.reshape(x, 0, rows * columns, size * size * stem.channels)
+    x = g.MatMul(x, kernel.reshape(-1, spec.width))
     added: np.ndarray = np.zeros((spec.tokens, spec.width), np.float32)
     if spec.stem.bias:
         added[spec.prefix_rows :] += params["embed"]["bias"]

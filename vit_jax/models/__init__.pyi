@@ -1,3 +1,5 @@
+from . import bit as bit
+from . import resnet as resnet
 from .adapters import KERNELS as KERNELS
 from .adapters import add_adapters as add_adapters
 from .adapters import factors_of as factors_of
