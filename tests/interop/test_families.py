@@ -165,3 +165,16 @@ def test_quick_gelu_is_written_and_read(layout, tmp_path):
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), parameter_shapes(model))
     vit_jax.save(tmp_path, model, params, layout=layout)
     assert vit_jax.load(tmp_path)[0].field("activation") == "quick_gelu"
+
+
+@pytest.mark.parametrize(
+    ("layout", "fields", "sentence"),
+    [
+        ("huggingface", DINOV3 | {"class_token": "always", "registers": 0}, "registers 0 in a DINOv3"),
+        ("timm", CLIP | {"pooling": "map", "norm_epsilon": 1e-5}, "attention pooling after pre_norm"),
+    ],
+)
+def test_what_a_library_would_take_for_another_model_is_not_written(layout, fields, sentence):
+    model = create("ViT-mu/8", **{"resolution": 32, "activation": "gelu", "norm_epsilon": 1e-5} | fields)
+    with pytest.raises(UserError, match=sentence):
+        interop.LAYOUTS[layout].choose_family(model.spec)

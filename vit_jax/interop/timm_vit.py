@@ -182,6 +182,8 @@ def unsupported(spec: ModelSpec, norm_epsilon: float) -> dict[str, bool]:
         "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
         "a hybrid with swiglu": spec.stem.kind == "resnet" and spec.block.activation == "swiglu",
         "attention pooling without dense_bias": spec.head.pooling == "map" and not spec.block.dense_bias,
+        # Its arrays have the names and shapes of a Perception Encoder's.
+        "attention pooling after pre_norm": spec.head.pooling == "map" and spec.stem.pre_norm,
         "attention pooling with swiglu": spec.head.pooling == "map" and spec.block.activation == "swiglu",
         "a classifier after a projection": bool(spec.head.projection and spec.head.num_classes),
     } | {

@@ -93,6 +93,7 @@ def unsupported(spec: ModelSpec) -> dict[str, bool]:
     return {
         "a head of patches": spec.head.kind == "patches",
         "layer_scale 0 in a DINOv3": not spec.block.layer_scale,
+        "registers 0 in a DINOv3": not spec.prefix.registers,
     }
 
 
