@@ -176,3 +176,24 @@ def test_what_is_not_computed_is_refused(name, keys, sentence, tmp_path):
     config.write_text(json.dumps(json.loads(config.read_text()) | keys))
     with pytest.raises(UserError, match=sentence):
         vit_jax.load(tmp_path / "model")
+
+
+def test_a_beit_of_transformers_is_read_with_its_names_in_memory(tmp_path):
+    renamed = {
+        r"encoder\.layer\.": "layers.",
+        r"attention\.attention\.(q|k|v)(uery|ey|alue)\.": r"attention.\1_proj.",
+        r"attention\.attention\.relative": "relative",
+        r"attention\.output\.dense": "attention.o_proj",
+        r"intermediate\.dense": "mlp.fc1",
+        r"(layers\.\d+\.)output\.dense": r"\1mlp.fc2",
+    }
+    arrays = {}
+    for name, array in safetensors.numpy.load_file(PARITY / "hf_beit" / "model.safetensors").items():
+        for pattern, replacement in renamed.items():
+            name = re.sub(pattern, replacement, name)
+        arrays[name] = array
+    shutil.copy(PARITY / "hf_beit" / "config.json", tmp_path)
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    found, expected = (vit_jax.load(path, resolution="native") for path in (tmp_path, PARITY / "hf_beit"))
+    assert found[0].spec == expected[0].spec
+    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])

@@ -158,3 +158,12 @@ TRANSFORMERS = dataclasses.replace(
         own_keys=transformers_keys,
     ),
 )
+PROJECTIONS_IN_MEMORY = transformers_families.in_memory(TRANSFORMERS, "layers.")
+TRANSFORMERS_IN_MEMORY = dataclasses.replace(
+    PROJECTIONS_IN_MEMORY,
+    marks=(*transformers_families.VIT.marks, r"layers\.0\.relative_position_bias\.relative_position_bias_table"),
+    names=PROJECTIONS_IN_MEMORY.names._replace(
+        biases=tuple(f"{prefix}bias" for prefix in PROJECTIONS_IN_MEMORY.names.attention),
+        relative_bias="relative_position_bias.relative_position_bias_table",
+    ),
+)

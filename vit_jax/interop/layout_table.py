@@ -76,6 +76,7 @@ _ROWS = (
         families=(
             transformers_dinov3.DINOV3,
             transformers_clip.CLIP,
+            beit.TRANSFORMERS_IN_MEMORY,
             beit.TRANSFORMERS,
             transformers_families.SIGLIP2,
             transformers_families.SIGLIP,

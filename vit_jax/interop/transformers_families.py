@@ -264,7 +264,7 @@ SIGLIP2 = dataclasses.replace(  # NaFlex: images of any size
 )
 
 
-def _in_memory(of: Family, blocks: str) -> Family:
+def in_memory(of: Family, blocks: str) -> Family:
     """Returns the family of the same models with the names that they have in memory, which are only read.
 
     There, the names of the blocks begin with `blocks`.
@@ -282,8 +282,8 @@ def _in_memory(of: Family, blocks: str) -> Family:
 
 # The families whose models have other names in memory than in their files, by the name of the family.
 IN_MEMORY = {
-    "vit": _in_memory(VIT, "layers."),
-    "deit": _in_memory(DEIT, "layers."),
-    "dinov2": _in_memory(DINOV2, DINOV2_NAMES.blocks),
-    "dinov2_with_registers": _in_memory(DINOV2_WITH_REGISTERS, DINOV2_NAMES.blocks),
+    "vit": in_memory(VIT, "layers."),
+    "deit": in_memory(DEIT, "layers."),
+    "dinov2": in_memory(DINOV2, DINOV2_NAMES.blocks),
+    "dinov2_with_registers": in_memory(DINOV2_WITH_REGISTERS, DINOV2_NAMES.blocks),
 }
