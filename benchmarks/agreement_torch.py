@@ -49,7 +49,7 @@ HF = {
         {"image_size": 56, "patch_size": 14},
     ),
     "huggingface SiglipVisionModel": (transformers.SiglipVisionModel, {"image_size": 64}),
-    "huggingface DINOv3ViTModel": (transformers.DINOv3ViTModel, {"image_size": 64}),
+    "huggingface DINOv3ViTModel": (transformers.DINOv3ViTModel, {"image_size": 64, "num_register_tokens": 4}),
     "huggingface CLIPVisionModelWithProjection": (
         transformers.CLIPVisionModelWithProjection,
         {"image_size": 64, "patch_size": 16},

@@ -178,3 +178,13 @@ def test_what_a_library_would_take_for_another_model_is_not_written(layout, fiel
     model = create("ViT-mu/8", **{"resolution": 32, "activation": "gelu", "norm_epsilon": 1e-5} | fields)
     with pytest.raises(UserError, match=sentence):
         interop.LAYOUTS[layout].choose_family(model.spec)
+
+
+def test_a_dinov3_of_transformers_is_read_with_its_names_in_memory(tmp_path):
+    arrays = safetensors.numpy.load_file(PARITY / "hf_dinov3" / "model.safetensors")
+    renamed = {f"model.{name}" if name.startswith("layer.") else name: array for name, array in arrays.items()}
+    shutil.copy(PARITY / "hf_dinov3" / "config.json", tmp_path)
+    safetensors.numpy.save_file(renamed, tmp_path / "model.safetensors")
+    found, expected = (vit_jax.load(path, resolution="native") for path in (tmp_path, PARITY / "hf_dinov3"))
+    assert found[0].spec == expected[0].spec
+    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])

@@ -74,6 +74,7 @@ _ROWS = (
         name="huggingface",
         suffixes=(".safetensors",),
         families=(
+            transformers_dinov3.IN_MEMORY,
             transformers_dinov3.DINOV3,
             transformers_clip.CLIP,
             beit.TRANSFORMERS_IN_MEMORY,

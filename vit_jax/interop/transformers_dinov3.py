@@ -125,3 +125,11 @@ DINOV3 = dataclasses.replace(
         transformers_config.describe, model_type="dinov3_vit", classes=("DINOv3ViTModel",), own_keys=own_keys
     ),
 )
+IN_MEMORY = dataclasses.replace(
+    DINOV3,
+    marks=tuple(
+        mark.replace("layer", r"model\.layer", 1) if mark.startswith("layer") else mark for mark in DINOV3.marks
+    ),
+    names=NAMES._replace(blocks=f"model.{NAMES.blocks}"),
+    is_written=False,
+)
