@@ -127,9 +127,7 @@ DINOV3 = dataclasses.replace(
 )
 IN_MEMORY = dataclasses.replace(
     DINOV3,
-    marks=tuple(
-        mark.replace("layer", r"model\.layer", 1) if mark.startswith("layer") else mark for mark in DINOV3.marks
-    ),
-    names=NAMES._replace(blocks=f"model.{NAMES.blocks}"),
+    marks=(r"embeddings\.patch_embeddings\.weight", r"model\.layer\.0\.attention\.q_proj\.weight"),
+    names=NAMES._replace(blocks="model.layer."),
     is_written=False,
 )
