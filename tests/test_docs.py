@@ -372,6 +372,11 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
     assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
     assert scope["model"].spec.position.resolution == 384 and (place / "workdirs" / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
+    np.testing.assert_allclose(scope["changes"], scope["jacobian"], rtol=0, atol=1e-4 * abs(scope["changes"]).max())
+    np.testing.assert_allclose(scope["slopes"][0], scope["slope"], rtol=0, atol=1e-4 * abs(scope["slope"]).max())
+    assert scope["losses"][-1] < scope["losses"][0]  # the module of flax.nnx learns, and is saved
+    tuned = vit_jax.load(place / "workdirs" / "tuned.npz")[0]
+    assert tuned.spec == scope["network"].spec
     expected = np.load(ROOT / "tests" / "fixtures" / "parity" / "hf_flax_vit.io.npz")
     with jax.default_matmul_precision("highest"):
         found, _ = scope["converted"].apply(scope["converted_params"], expected["images"])

@@ -178,8 +178,8 @@ class Model:
             dropout_key: the random key of dropout and stochastic depth in training; None: nothing is dropped.
             capture: the names of further intermediates to return; "attention" is the only one, and only a ViT has it.
             masked: the patches, in raster order, that the [mask] embedding replaces; only with head=patches.
-            ops: the operations; None: in the forms that the spec names, which only reverse-mode differentiation
-                passes. `PlainOps()` allows any differentiation without a mesh, and a batch of unknown size; it has no
+            ops: the operations; None: in the forms that the spec names, which have first derivatives in reverse mode
+                only. `PlainOps()` allows any differentiation without a mesh, and a batch of unknown size; it has no
                 use for the fields attention, mlp, remat, scan and grad_dtype.
 
         Returns:

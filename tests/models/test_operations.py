@@ -1,10 +1,13 @@
 """The operations by ordinary differentiation, beside the forms that devices have."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import slow_but
 from tests.models.test_models import images_of, params_of, tiny, tiny_hybrid
 from vit_jax import kernels
 from vit_jax.execution import DeviceOps
@@ -88,16 +91,55 @@ def test_the_batch_may_be_unknown(name):
     )
 
 
-def test_derivatives_are_taken_forwards_too():
-    model, params = tiny(qk_norm=True, pooling="map"), params_of(tiny(qk_norm=True, pooling="map"))
-    images, moved = images_of(2, 32, 32, 3), images_of(2, 32, 32, 3, seed=1)
+BITS = {"stages": (1,), "width": 32, "resolution": 32, "num_classes": 7}
+DIFFERENTIATED = {
+    "ViT": tiny(qk_norm=True, pooling="map", depth=1),
+    "relative": tiny(position="relative", rotary="axial"),
+    "axial": MODELS["axial"],
+    "hybrid": MODELS["hybrid"],
+    "BiT": create("BiT", **BITS),
+    "stand-alone": create("BiT", **BITS, unit="stand_alone"),
+}
 
-    def logits(images):
-        return model.apply(params, images, ops=PlainOps())[0]
 
-    _, forwards = jax.jit(lambda x, dx: jax.jvp(logits, (x,), (dx,)))(images, moved)
-    backwards = jax.jit(lambda x: jax.vjp(logits, x)[1](jnp.ones((2, 7)))[0])(images)
-    np.testing.assert_allclose(forwards.sum(), (backwards * moved).sum(), rtol=1e-4)
+@pytest.mark.parametrize("name", slow_but(("ViT",), DIFFERENTIATED))
+def test_derivatives_are_taken_forwards_too(name):
+    """Also of derivatives, of several models at once, and of a batch of unknown size."""
+    model = DIFFERENTIATED[name].with_attention("heads_first")  # a kernel has no second derivatives
+    params = params_of(model)
+    images, moved = images_of(2, 32, 32, 3, seed=10), images_of(2, 32, 32, 3, seed=20)
+
+    def logits(images, params=params, ops=None):
+        return model.apply(params, images, ops=ops)[0]
+
+    def change(function, images, moved):
+        return jax.jvp(function, (images,), (moved,))[1]
+
+    def score(images, ops):
+        return jax.nn.log_softmax(logits(images, ops=ops))[:, 3].sum()
+
+    def forwards(images, moved):
+        """The changes of the logits and of the gradient along `moved`."""
+        plain = functools.partial(logits, ops=PlainOps()), functools.partial(jax.grad(score), ops=PlainOps())
+        return [change(function, images, moved) for function in plain]
+
+    @jax.jit
+    def backwards(images, moved):
+        """The former, summed, and the latter, by the gradients that are written out."""
+        _, pull = jax.vjp(logits, images)
+        along = jax.grad(lambda images: (jax.grad(score)(images, None) * moved).sum())(images)
+        return (pull(jnp.ones((2, 7)))[0] * moved).sum(), along
+
+    batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), 32, 32, 3), jnp.float32)
+    changed, along = jax.export.export(jax.jit(forwards))(batch, batch).call(images, moved)
+    expected, expected_along = backwards(images, moved)
+    np.testing.assert_allclose(changed.sum(), expected, rtol=1e-3)
+    np.testing.assert_allclose(along, expected_along, rtol=0, atol=1e-4 * abs(expected_along).max())
+
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.5 * leaf]), params)
+    both = jax.jit(jax.vmap(functools.partial(logits, images)))(several)
+    one = jax.jit(logits)(images, jax.tree.map(lambda leaf: leaf[1], several))
+    np.testing.assert_allclose(both[1], one, rtol=0, atol=1e-5 * abs(one).max())
 
 
 def test_every_operation_has_a_form_on_devices():
