@@ -1,69 +1,16 @@
 """Checkpoints of the Hugging Face hub, from a stand-in of its server."""
 
-import http.server
-import json
-import threading
-from urllib.parse import unquote, urlsplit
-
 import jax
 import numpy as np
 import pytest
 
 import vit_jax
+from tests.interop import hub_server
 from vit_jax import UserError
 from vit_jax.interop import hub
 from vit_jax.model import create, parameter_shapes
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REVISIONS = ("main", "v2", COMMIT)
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers as the hub does for one repository, owner/name."""
-
-    def answer(self, body):
-        path, files = unquote(urlsplit(self.path).path), self.server.files
-        self.server.asked.append(path)
-        if not path.startswith(("/owner/name/", "/api/models/owner/name")):
-            return self.refuse("GatedRepo" if "gated" in path else "RepoNotFound", 401)  # without a token
-        inside = path.removeprefix("/api/models").removeprefix("/owner/name/")
-        kind, revision, name = [*inside.split("/", 2), ""][:3]
-        if revision not in REVISIONS:
-            return self.refuse("RevisionNotFound", 404)
-        if kind == "revision":
-            siblings = [{"rfilename": name} for name in files]
-            content = json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": siblings}).encode()
-        elif kind == "tree":
-            listed = [{"type": "file", "path": name, "size": len(files[name]), "oid": "0"} for name in files]
-            content = json.dumps(listed).encode()
-        elif name in files:
-            content = files[name]
-        else:
-            return self.refuse("EntryNotFound", 404)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hash(content)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-    def refuse(self, code, status):
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def log_message(self, *args):
-        pass
+pytest.importorskip("huggingface_hub")
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +28,10 @@ def written(tmp_path_factory):
 
 @pytest.fixture
 def server(written, tmp_path, monkeypatch):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.asked, server.files = [], {path.name: path.read_bytes() for path in written[1].iterdir()}
-        server.files["pytorch_model.bin"] = b"not asked for"
-        monkeypatch.setenv("no_proxy", "*")
-        address = f"http://127.0.0.1:{server.server_port}"
-        real = huggingface_hub.snapshot_download
-
-        def download(name, **words):  # the library reads HF_ENDPOINT and HF_HUB_CACHE when it is imported
-            return real(name, **words, endpoint=address, cache_dir=tmp_path / "cache")
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    files = {path.name: path.read_bytes() for path in written[1].iterdir()}
+    with hub_server.serve(files | {"pytorch_model.bin": b"not asked for"}) as server:
+        hub_server.use(server, monkeypatch, tmp_path / "cache")
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_checkpoint_of_the_hub_loads_and_is_downloaded_once(server, written):

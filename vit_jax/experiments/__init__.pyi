@@ -3,6 +3,7 @@ from .combinations import Combination as Combination
 from .combinations import full_split_words as full_split_words
 from .combinations import list_combinations as list_combinations
 from .combinations import without_seed as without_seed
+from .model_card import describe_run as describe_run
 from .outcomes import Outcome as Outcome
 from .outcomes import Train as Train
 from .outcomes import read_outcome as read_outcome

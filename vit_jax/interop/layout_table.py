@@ -9,6 +9,7 @@ from vit_jax.interop import (
     beit,
     google_bit,
     google_vit,
+    hub,
     model_description,
     timm_bit,
     timm_config,
@@ -168,7 +169,7 @@ def choose_target(path: str | Path, layout: str | None) -> Target:
     local = expand_home(path)
     is_file = local.suffix in (*SUFFIXES, *PROGRAMS) and not str(path).endswith("/")
     is_folder = not is_file and (str(path).endswith("/") or not local.suffix or local.is_dir())
-    if "://" in str(path) or not (is_folder or is_file):
+    if "://" in str(path) or str(path).startswith(hub.PREFIX) or not (is_folder or is_file):
         ends = f"{', '.join((*SUFFIXES, '.onnx'))} or .stablehlo"
         raise UserError(f"cannot write {path}: give a local path that ends in {ends}, or a folder.")
     if is_file and local.suffix in PROGRAMS:
