@@ -155,7 +155,7 @@ def test_what_is_there_is_replaced_on_request(folder, server):
     [
         (
             {},
-            "the hub does not know who you are; log in (hf auth login, or HF_TOKEN) with a token that may write to owner/name",
+            "the hub does not know who you are; log in (hf auth login, or HF_TOKEN) with a token that may write to",
         ),
         ({"repos/create": [403]}, "this token may not write to owner/name; use one with the permission to write, or"),
         ({"repos/create": [429]}, "the hub has had too many requests; repeat the command in some minutes: what has"),

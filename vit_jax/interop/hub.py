@@ -140,7 +140,8 @@ def _is_same(path: Path, there: Any) -> bool:
 def _upload_sentence(name: str, error: Exception) -> str:
     """Returns a sentence on why a repository was not written."""
     causes = [error, error.__cause__ or error]  # the library puts words of its own around some errors
-    status = next((one.response.status_code for one in causes if getattr(one, "response", None) is not None), 0)
+    responses = [response for one in causes if (response := getattr(one, "response", None)) is not None]
+    status = responses[0].status_code if responses else 0
     words = " ".join(str(error).split()) if isinstance(error, ValueError) else reason(causes[-1])
     changed = f"{name} was changed by somebody else at the same time; repeat the command"
     sentences = {

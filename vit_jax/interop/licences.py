@@ -95,7 +95,7 @@ def licensed(model: Model, given: str | None, source: str) -> Model:
     licence = parse_licence(given)
     bound = model.licence in BINDING and licence.name != model.licence
     refuse((bound, f"{source} has the licence {describe_licence(model)}; leave out the other licence."))
-    return dataclasses.replace(model, **licence.fields)
+    return dataclasses.replace(model, licence=licence.name, licence_address=licence.address)
 
 
 def check_licence(model: Model, source: str, has_text: bool) -> None:
