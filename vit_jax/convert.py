@@ -1,4 +1,4 @@
-"""Writes a checkpoint in another layout, at another resolution, as a program for other runtimes, or to the hub.
+"""Writes a checkpoint in another layout or resolution, as a program for other runtimes, or to the hub.
 
 Examples:
   python -m vit_jax.convert workdirs/digits workdirs/digits.npz --layout=google

@@ -59,7 +59,7 @@ def embed(
     out: str,
     of: str | Path,
     *,
-    split: str = "train",
+    split: str | None = None,
     outputs: Sequence[str] = ("features",),
     dtype: str = "float32",
     top: int = 0,
@@ -81,7 +81,7 @@ def embed(
         source: a data source, as `config.data.source`, or the path of an image or of a folder of images.
         out: the folder to write to, local or remote.
         of: a run, whose newest checkpoint is meant, or anything that `vit_jax.load` reads.
-        split: the split of a data source.
+        split: the split of a data source; None: train.
         outputs: features, tokens, logits, block_N; see `evals.Outputs`.
         dtype: the dtype of these, float32, float16 or bfloat16.
         top: the number of most probable classes to write.
@@ -113,6 +113,7 @@ def embed(
             )
         ),
         (not 0 <= max_bad <= 1, f"max-bad must be a fraction, between 0 and 1, not {max_bad:g}."),
+        (sample is not None and not neighbours_of, "a sample is one of images to seek neighbours among; ask for some."),
         (
             neighbours_of and "features" not in outputs,
             "neighbours are found by features; add features to the outputs.",
@@ -139,7 +140,7 @@ def embed(
         advice = "give preprocess= to vit_jax.load and write the model with vit_jax.save"
         raise UserError(f"{of} does not state how images are preprocessed; {advice}.")
     step = embedding.make_step(program, wanted)
-    info = embedding.make_info(program, step, loaded.digest(), images, (source, split), has_labels, wanted)
+    info = embedding.make_info(program, step, loaded.digest(), images, (source, split or ""), has_labels, wanted)
     embedding.begin_folder(folder, info)
     host = jax.process_index(), jax.process_count()
     writer = EmbeddingWriter(program, step, images, wanted, info, folder, host, max_bad)
@@ -166,7 +167,7 @@ def newest_checkpoint(of: str | Path) -> str | Path:
     return found or of
 
 
-def open_images(source: str, split: str, data_dir: str | None, labels: bool) -> sources.Source:
+def open_images(source: str, split: str | None, data_dir: str | None, labels: bool) -> sources.Source:
     """Opens the images; raises UserError, also if they have no labels, and then says how to do without."""
     try:
         return sources.open_images(source, split, data_dir, labels)
@@ -190,7 +191,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--of", required=True, metavar="CHECKPOINT", help="a run, or any weights that vit_jax.load reads"
     )
-    parser.add_argument("--split", default="train", help="split of the data source, for example train[:10%%] [train]")
+    parser.add_argument("--split", help="split of the data source, for example train[:10%%] [train]")
     parser.add_argument(
         "--outputs", default="features", help="features, tokens, logits, block_N, separated by commas [features]"
     )

@@ -204,6 +204,8 @@ BAD = {
     "a fraction above 1": ({"max_bad": 2.0}, "max-bad must be a fraction, between 0 and 1, not 2"),
     "too many unreadable": ({}, r"4.png.*; 1 of 10 images are unreadable so far, more than the 0 that --max-bad=0.01"),
     "no split": ({"source": "folder:", "split": "test"}, "unknown split .* 'test'; choose from train"),
+    "a split of a folder": ({"split": "train"}, "is a place of images without splits; write folder:/"),
+    "a sample of nothing": ({"sample": 5}, "ask for some"),
     "no folder": ({"source": "/nowhere"}, "there is no image file and no folder /nowhere"),
     "too many neighbours": ({"neighbours_of": 10}, "each of 10 images has up to 9 neighbours, not 10"),
     "neighbours of nothing": ({"neighbours_of": 1, "outputs": ("tokens",)}, "add features to the outputs"),

@@ -102,7 +102,7 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("ViT",), DIFFERENTIATED))
+@pytest.mark.parametrize("name", slow_but(("BiT",), DIFFERENTIATED))
 def test_derivatives_are_taken_forwards_too(name):
     """Also of derivatives, of several models at once, and of a batch of unknown size."""
     model = DIFFERENTIATED[name].with_attention("heads_first")  # a kernel has no second derivatives

@@ -84,7 +84,7 @@ class Info(NamedTuple):
     Attributes:
         format: the number of this format.
         source: the source as the command names it.
-        split: the split as the command names it; "" for plain files.
+        split: the split as the command names it; "": it names none.
         images: the number of images, one a row.
         rows: the number of images in each file but the last.
         dtype: the dtype of the vectors.
@@ -204,7 +204,7 @@ def begin_folder(folder: str, info: Info) -> None:
         return
     found = read_info(folder)
     for name, old, new in zip(Info._fields, found, info, strict=True):
-        if old != new:
+        if old != new and name not in ("source", "split"):  # whose data the other fields identify
             if name == "stamps":
                 raise UserError(
                     f"images of {info.source} have changed since {folder} was written; remove it and write it again."

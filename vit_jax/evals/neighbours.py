@@ -201,7 +201,8 @@ def draw_page(
     )
     strange = "".join(show(row, f"{mean:.3f}, {short(row)}") for row, mean in outliers[:SHOWN])
     shown = f", of which {SHOWN} are shown" if len(pairs) > SHOWN else ""
-    facts = f"{len(names):,} of {info.images:,} images of {info.source} {info.split}, features of {info.model}."
+    data_words = f"{info.source} {info.split}".strip()
+    facts = f"{len(names):,} of {info.images:,} images of {data_words}, features of {info.model}."
     parts = {
         "Images and their neighbours": (
             f"The first of each row is spread evenly over the data; its nearest others follow. All: {TABLE}.",

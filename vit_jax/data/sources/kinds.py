@@ -154,12 +154,12 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     return dataclasses.replace(source, origins=source.origins or own)
 
 
-def open_images(source: str, split: str, data_dir: str | None, reads_labels: bool) -> Source:
+def open_images(source: str, split: str | None, data_dir: str | None, reads_labels: bool) -> Source:
     """Opens a split to read its images, whatever their classes, with their labels if `reads_labels` is True.
 
     Args:
         source: a data source; or the path of an image or a folder, which has no labels and no splits.
-        split: the split of a data source.
+        split: the split of a data source; None: train.
         data_dir: the folder of TFDS data; None: TFDS's own.
         reads_labels: whether labels are read.
 
@@ -169,11 +169,13 @@ def open_images(source: str, split: str, data_dir: str | None, reads_labels: boo
     if source.partition(":")[0] in KINDS:
         classes = None if reads_labels else ANY_CLASSES
         source_config = SourceConfig(source, data_dir, num_classes=classes, reads_labels=reads_labels)
-        opened = open_split(source_config, split, streams=True)
-    else:
-        opened = open_image_files(source)
-    if not len(opened):
-        raise UserError(f"the split {split} of {source} has no images; choose another.")
+        opened = open_split(source_config, split or "train", streams=True)
+        if not len(opened):
+            raise UserError(f"the split {split} of {source} has no images; choose another.")
+        return opened
+    opened = open_image_files(source)
+    if split is not None:
+        raise UserError(f"{source} is a place of images without splits; write folder:{source}, or leave out the split.")
     return opened
 
 
