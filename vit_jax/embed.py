@@ -223,7 +223,7 @@ def main(argv: list[str]) -> None:
 
         def start(total: int, files: int) -> Callable[[int], Any]:
             if files:
-                tell(f"{files:,} files are written already.")
+                tell(f"Files that are written already: {files:,}.")
             bar.reset(total)
             return bar.update
 
@@ -252,11 +252,11 @@ def main(argv: list[str]) -> None:
         return
     rate = f", {result.computed / result.seconds:,.1f} images per second" if result.computed else ""
     print(
-        f"{result.folder}: {result.images:,} images in {result.files:,} files; {result.computed:,} computed now in "
-        f"{result.seconds:.1f} s{rate}; {result.errors:,} unreadable"
+        f"{result.folder}: {result.images:,} images, files: {result.files:,}, unreadable: {result.errors:,}; "
+        f"computed now: {result.computed:,} in {result.seconds:.1f} s{rate}"
     )
     if result.missing:
-        print(f"{result.missing:,} files are missing; other hosts write theirs, or the same command does.")
+        print(f"Files that are missing: {result.missing:,}; other hosts write theirs, or the same command does.")
     for path in result.pages:
         print(path)
 
