@@ -235,7 +235,7 @@ def plan_runs() -> str:
         lines.append(
             (
                 recipe,
-                f"{target}, {workload.devices}",
+                f"{target}, {workload.chips}",
                 f"{workload.steps:,}",
                 f"{plan.compilation.step.required_bytes / 2**30:.1f} GiB",
                 f"{1e3 * (plan.estimate.compute_seconds + plan.estimate.exchange_seconds):.0f} ms",

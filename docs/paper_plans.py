@@ -37,7 +37,7 @@ def plan(recipe: str, topology: str) -> dict[str, object]:
     workload, run = found.compilation.workload, found.estimate and found.estimate.run
     if run is None:
         raise UserError(f"{recipe} has no estimate on {topology}; choose another --topology.")
-    return make_row(recipe, topology, workload.devices, workload.steps, run.hours)
+    return make_row(recipe, topology, workload.chips, workload.steps, run.hours)
 
 
 def scale(recipe: str, like: dict[str, str]) -> dict[str, object]:

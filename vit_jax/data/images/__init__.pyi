@@ -10,6 +10,7 @@ from .encode import Encoding as Encoding
 from .encode import PixelOptions as PixelOptions
 from .headers import ImageHeader as ImageHeader
 from .headers import check_headers as check_headers
+from .headers import stated_size as stated_size
 from .resize import FILTERS as FILTERS
 from .resize import RESIZE_METHODS as RESIZE_METHODS
 from .resize import TooNarrow as TooNarrow
