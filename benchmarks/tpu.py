@@ -38,7 +38,7 @@ IMAGES = {  # model -> images a chip
     "BiT-R50x1": 64,
 }
 PATCHES = {"S/16": 196, "B/16": 196, "B/32": 49, "L/16": 196, "H/14": 256, "R50+B/16": 196}
-OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
+OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
 SPLIT = {
     "copied": (),
@@ -117,7 +117,7 @@ class Result:
         """The model FLOPs utilization by schedule, without the exchange, as a fraction."""
         assert self.schedule
         chip = parse_topology(self.row.target).chip
-        return 6 * self.macs * self.row.images / (self.schedule.cycles / chip.clock * chip.flops)
+        return 6 * self.macs * self.row.images / (self.schedule.cycles / chip.clock * chip.device_flops)
 
     def cells(self) -> Cells:
         """Returns the cells of `CELLS`: estimate, schedule, exchange (exposed + hidden), peak memory and MFU.

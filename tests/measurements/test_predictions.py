@@ -15,7 +15,8 @@ from vit_jax.planning import CHIPS, targets
 
 
 def test_kinds_of_devices_are_known_by_jax_name():
-    known = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e", "cpu": None}
+    known = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+    known |= {"TPU7x": "tpu7x", "cpu": None}
     assert {kind: published.find_tpu(kind) for kind in known} == known
     assert {tpu.name for tpu in TPU_KINDS} == CHIPS.keys()
     assert find_tpu_kind("TPU v5e") is find_tpu_kind("TPU v5 lite")  # its options included
@@ -24,7 +25,7 @@ def test_kinds_of_devices_are_known_by_jax_name():
     assert published.find_published("cpu") is published.find_published("NVIDIA GeForce") is None
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x4", "v4:2x2x1"])
+@pytest.mark.parametrize("topology", ["v5e:2x4", "v4:2x2x1", "tpu7x:2x2x2"])
 def test_a_slice_is_known_by_its_devices(topology):
     devices = targets.find_devices(topology, 1)
     assert str(published.find_slice(devices)) == topology

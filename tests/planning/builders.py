@@ -11,6 +11,7 @@ WORKLOAD = Workload(
     model="ViT-B/16",
     mesh={"slice": 1, "data": 8, "fsdp": 1, "tensor": 1},
     devices=8,
+    chips=8,
     device_kind="TPU v5 lite",
     batch=128,
     images_per_device=16,

@@ -13,6 +13,9 @@ def test_slices_by_name():
     assert chips.parse_topology("v4:4x4x8").wraps == (True, True, True)
     assert [chips.parse_topology(text).link_bandwidth for text in ("v4:2x2x1", "v5e:2x4")] == [50e9, 50e9]
     assert str(chips.parse_topology("v5p:2x2x2")) == "v5p:2x2x2"
+    two_devices_a_chip = chips.parse_topology("tpu7x:2x2x2")
+    assert (two_devices_a_chip.chips, two_devices_a_chip.devices, two_devices_a_chip.hosts) == (8, 16, 2)
+    assert two_devices_a_chip.link_bandwidth == 100e9
     for text in ("v5e", "v5e:4x4x4", "v4:4x4", "v5e:0x4", "v5e:4x", "v5e:4x4 "):
         with pytest.raises(UserError, match="dimensions; write --topology=v"):
             chips.parse_topology(text)
@@ -33,6 +36,9 @@ def test_slices_by_name():
         ("v5e-2x4", "'v5e-2x4' as a shape: --topology=v5e:2x4"),
         ("v5e-5", "no cloud offers a v5e slice of 5 chips; choose from 1x1, 2x2"),
         ("v4-4", "no cloud offers a v4 slice of 4 cores, 2 chips; choose from 2x2x1"),
+        ("tpu7x-8", r"\(8 cores, 4 chips\) as a shape: --topology=tpu7x:2x2x1"),
+        ("ironwood-128", "--topology=tpu7x:4x4x4"),
+        ("v7x-16", "--topology=tpu7x:2x2x2"),
         ("v3-8", "unknown TPU 'v3-8'"),
     ],
 )
@@ -71,6 +77,11 @@ SQUARE = [(0, x, y) for x in range(4) for y in range(4)]
         ("all-gather", [range(i, i + 4) for i in range(0, 16, 4)], SQUARE, (False, False), (4, 4), 80 * 3 / 4),
         ("all-gather", [(0, 1, 4, 5), (2, 3, 6, 7)], SQUARE, (False, False), (4, 4), 80 * 3 / 4 / 2),
         ("all-gather", [(0, 1, 2)], [(0, 0, 0), (0, 0, 1), (0, 1, 1)], (False, False), (2, 2), 80 * 2 / 3),  # no box
+        # Two devices of each chip: one crossing of a link for both, unless they belong to two groups.
+        ("all-reduce", [], [*SQUARE, *SQUARE], (False, False), (4, 4), 2 * 80 * 15 / 16 / 2),
+        ("all-gather", [(0, 2), (1, 3)], line(0, 0, 1, 1), (False, False), (1, 2), 80 / 2 * 2),
+        ("all-reduce", [(0, 1), (2, 3)], line(0, 0, 1, 1), (False, False), (1, 2), 2 * 80 / 2 / 6),  # inside the chips
+        ("all-to-all", [(0, 1, 2, 3)], line(0, 0, 1, 1), (False, False), (1, 2), 80 / 4 * 4),
         ("all-reduce", [(0,), (1,)], line(0, 1), (False, False), (1, 2), 0),
         ("all-reduce", [(0, 1)], [(0, 0, 0), (1, 0, 0)], (False, False), (1, 1), 0),  # of two slices
         ("collective-permute", [(0, 1), (1, 2), (2, 3)], line(0, 1, 2, 3), (False, False), (1, 4), 80),

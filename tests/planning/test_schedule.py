@@ -241,6 +241,41 @@ def test_schedules_come_out_at_the_arithmetic_and_at_the_bytes(tmp_path):
     assert found["more than the default limit of VMEM"] > 8 * 16 * 7 * 257**2 * 80 / macs_per_cycle
 
 
+PRODUCTS = """
+import json
+import jax, jax.numpy as jnp
+from vit_jax.planning import chips, hlo, targets
+from vit_jax.planning.schedules import dumps
+
+found, folder = {}, dumps.dump_folder()
+for kind, chip in chips.CHIPS.items():
+    [device, *_] = targets.find_devices(f"{kind}:" + ("2x2" if chip.dimensions == 2 else "2x2x1"), 1)
+    square = jax.ShapeDtypeStruct((1024,) * 2, jnp.bfloat16, sharding=jax.sharding.SingleDeviceSharding(device))
+    dumps.delete_dumps(folder)
+    text = jax.jit(jnp.matmul).lower(square, square).compile().as_text()
+    written = dumps.Dumps(folder)
+    costs = [written.read(each.name) for each in hlo.read_instructions(text) if not each.fused]
+    found[kind] = [sum(each.cycles(chip) for each in costs if each), sum(each.mxu_rows for each in costs if each)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu for this kind of machine")
+def test_a_product_is_never_faster_than_the_peak_of_its_device(tmp_path):
+    environment = os.environ | targets.NO_POD | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment |= dumps.dump_environment(str(tmp_path))
+    answer = subprocess.run([sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    found = json.loads(answer.stdout)
+    assert found.keys() == chips.CHIPS.keys()
+    for kind, (cycles, rows) in found.items():
+        chip = chips.CHIPS[kind]
+        least = 2 * 1024**3 / chip.device_flops * chip.clock
+        assert least <= 1.01 * cycles < 3 * least, kind
+        assert rows > 0, kind
+
+
 KERNEL = (
     "  %attention.1 = (f32[16,256]{1,0:T(8,128)}, bf16[8]{0}) custom-call(%a, %b), "
     'custom_call_target="tpu_custom_call", operand_layout_constraints={f32[16,256]{1,0}, s32[]}, '

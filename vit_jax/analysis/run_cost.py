@@ -96,8 +96,8 @@ def plan_differences(run: RunFolder, plan: dict[str, Any]) -> list[str]:
 def list_costs(run: RunFolder, plan: dict[str, Any]) -> list[CostLine]:
     """Returns rows of what a run took and of what was planned; a text is empty if the value is unknown."""
     rate, waited = median(run, "train/images_per_sec"), median(run, "perf/data_wait")
-    devices, flops = plan.get("devices", 0), planned_flops(plan)
-    planned_rate = (plan.get("images_per_second_per_chip") or 0) * devices
+    chips, flops = plan.get("chips", plan.get("devices", 0)), planned_flops(plan)
+    planned_rate = (plan.get("images_per_second_per_chip") or 0) * chips
     utilization = plan.get("mfu") or 0
     peak = max((process.get("peak_bytes") or 0 for process in run.processes), default=0)
     seconds = sum(process["seconds"] for process in run.processes)

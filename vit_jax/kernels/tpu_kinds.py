@@ -73,6 +73,7 @@ TPU_KINDS = (
     TpuKind("v5e", ("TPU v5 lite", "TPU v5e"), Division(128, 5200, 128 * 2**20), WHOLE_PRODUCTS | LARGER_TILES),
     TpuKind("v5p", ("TPU v5",), Division(128, 2600, 64 * 2**20), {}),
     TpuKind("v6e", ("TPU v6",), Division(256, 5200, 128 * 2**20), {}, fused_mlp=True, compiler_crashes=True),
+    TpuKind("tpu7x", ("TPU7x",), Division(256, 2600, 64 * 2**20), {}),
 )
 
 

@@ -4,6 +4,7 @@ from .accelerators import check_tpu_lock as check_tpu_lock
 from .accelerators import has_gpu as has_gpu
 from .accelerators import has_tpu as has_tpu
 from .cluster import check_cluster as check_cluster
+from .devices import count_chips as count_chips
 from .devices import describe_hardware as describe_hardware
 from .devices import device_memory as device_memory
 from .finding import Finding as Finding

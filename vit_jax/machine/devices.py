@@ -31,6 +31,13 @@ def describe_hardware(devices: Sequence[jax.Device], cpuinfo: Path = Path("/proc
     return ", ".join(words)
 
 
+def count_chips(devices: Sequence[jax.Device]) -> int:
+    """Returns the number of chips that some devices form: of TPUs, several devices may lie at one place of a slice."""
+    if devices[0].platform != "tpu":
+        return len(devices)
+    return len({(getattr(device, "slice_index", 0), *device.coords) for device in devices})  # type: ignore[attr-defined]
+
+
 def device_memory(devices: Sequence[jax.Device]) -> int | None:
     """Returns the bytes that each of the devices of one host has for a program; None: jax does not know.
 

@@ -39,7 +39,7 @@ def find_tpu(device_kind: str) -> str | None:
 def find_published(device_kind: str) -> ChipSpec | None:
     """Returns what is published of a kind of device; None: nothing is known here."""
     if chip := find_tpu(device_kind):
-        return ChipSpec(CHIPS[chip].flops, CHIPS[chip].hbm_bandwidth)
+        return ChipSpec(CHIPS[chip].device_flops, CHIPS[chip].device_hbm_bandwidth)
     return find_row(GPUS, device_kind)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from vit_jax import encode_text, ignore_closed_stderr, monitoring, user_errors, without_queries
+from vit_jax import encode_text, ignore_closed_stderr, machine, monitoring, user_errors, without_queries
 from vit_jax.json_text import to_json
 from vit_jax.monitoring.log_folder import LogFolder
 from vit_jax.monitoring.metrics_file import METRICS, Metrics, drop_lines, read_metrics
@@ -122,7 +122,7 @@ class MetricWriter:
         self.start_clock(step, waited)
         return {
             "train/images_per_sec": rate,
-            "train/images_per_sec_per_chip": rate / jax.device_count(),
+            "train/images_per_sec_per_chip": rate / machine.count_chips(jax.devices()),
             "perf/data_wait": fraction,
         }
 

@@ -11,9 +11,12 @@ MAX_CHIPS_PER_HOST = 8  # the largest slice of two dimensions that one machine h
 # The shapes of three dimensions that clouds choose for a number of chips.
 SHAPES_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
 # Other spellings of a slice: v5litepod-8, TPU-v4-32, v5e-2x4; and what clouds and people call a kind of chip.
-OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
-KIND_ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v5-lite": "v5e", "v5-litepod": "v5e"}
-CORES_PER_CHIP = 2  # of v4 and v5p, whose cores are counted in the names that clouds give
+OTHER_NAME = re.compile(r"(?:tpu[-_ ]?)?(v5-?lite(?:pod)?|v?7x|ironwood|v\d+[a-z]*)[-_: ]*([1-9][\dx]*)", re.IGNORECASE)
+KIND_ALIASES = {
+    **dict.fromkeys(("v5litepod", "v5lite", "v5-lite", "v5-litepod"), "v5e"),
+    **dict.fromkeys(("7x", "v7x", "ironwood", "v7"), "tpu7x"),
+}
+CORES_PER_CHIP = 2  # of the chips with slices of three dimensions, whose cores are counted in the names of clouds
 # Number of dimensions of a slice -> chips along a dimension with which the torus closes. In two dimensions it closes
 # along a dimension of exactly 16 chips. In three dimensions it closes along all of them if each has a multiple of 4.
 TORUS_SIZE = {2: 16, 3: 4}
@@ -25,7 +28,7 @@ class Chip:
 
     Attributes:
         flops: peak operations per second, in bfloat16.
-        hbm: bytes of memory that programs can use, as libtpu's compiler counts them.
+        hbm: bytes of memory that programs can use on a device, as libtpu's compiler counts them.
         ici_bandwidth: bytes per second that the chip can send to all of its neighbours together. It has two along each
             dimension.
         clock: the cycles per second that the compiler counts. They are `flops` divided by the operations that all
@@ -34,9 +37,11 @@ class Chip:
         cores: number of chips on a machine -> virtual CPU cores of that machine.
         hbm_bandwidth: bytes per second that the chip can read and write.
         pod_chips_per_host: chips on each machine, in a slice that has several machines.
-        tensor_cores: the number of TensorCores of the chip, which share the operations of a program.
+        tensor_cores: the number of TensorCores of a device, which share the operations of a program.
         matrix_rows: rows of the left operand that a matrix unit takes in a cycle.
         granule_bytes: the unit, in bytes, in which libtpu's schedules state the sizes of transfers.
+        devices: devices, as JAX counts them, of a chip. Each has its own memory and an equal part of `flops` and
+            `hbm_bandwidth`; they share the links to other chips.
     """
 
     flops: float
@@ -50,6 +55,17 @@ class Chip:
     tensor_cores: int = 1
     matrix_rows: int = 1
     granule_bytes: int = 32
+    devices: int = 1
+
+    @property
+    def device_flops(self) -> float:
+        """Peak operations per second of a device, in bfloat16."""
+        return self.flops / self.devices
+
+    @property
+    def device_hbm_bandwidth(self) -> float:
+        """Bytes per second that a device can read and write."""
+        return self.hbm_bandwidth / self.devices
 
 
 CHIPS = {
@@ -93,6 +109,17 @@ CHIPS = {
         hbm_bandwidth=1638e9,
         matrix_rows=2,
     ),
+    "tpu7x": Chip(
+        2307e12,
+        int(94.75 * 2**30),
+        9600e9 / 2 / 8,  # 1,200 GB/s in both directions together
+        2.2e9,
+        dimensions=3,
+        cores={4: 224},
+        hbm_bandwidth=7380e9,
+        matrix_rows=2,
+        devices=2,
+    ),
 }
 
 
@@ -120,6 +147,11 @@ class Slice:
     def chips(self) -> int:
         """The number of chips."""
         return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, as JAX counts them."""
+        return self.chips * self.chip.devices
 
     @property
     def link_bandwidth(self) -> float:

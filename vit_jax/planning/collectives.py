@@ -37,6 +37,10 @@ Place = tuple[int, ...]  # where a chip is: the number of its slice, then its co
 Groups = Sequence[Sequence[int]]  # groups of devices; a device is given by its position in the mesh
 Link = tuple[Place, int, int]  # a chip, an axis of the torus, and the direction in which the chip sends: 1 or -1
 
+# The connection between the two devices of a chip, in links to other chips
+# (cloud.google.com/tpu/docs/tpu7x, dual-chiplet architecture).
+LINKS_IN_CHIP = 6
+
 # How often the data go round a group: twice in an all-reduce (a reduce-scatter, then an all-gather), else once.
 ROUNDS = {"all-reduce": 2}
 
@@ -188,7 +192,8 @@ def link_bytes(
     chip along an axis that wraps around. Along any other axis they are one, since the chips at the ends have only one.
     Groups that are interleaved along an axis share its links. A group whose chips form no box counts as a ring of its
     chips in the order listed. A collective-permute and an all-to-all take the shortest routes, one axis after the
-    other.
+    other. What both devices of a chip receive crosses a link once. The connection between these two counts only where
+    no other is used, since it is faster than all links of the chip together.
 
     Args:
         kind: see `COLLECTIVE_KINDS`.
@@ -200,14 +205,15 @@ def link_bytes(
     """
     if kind == "collective-permute":
         return size * _max_load(_link_loads([(places[a], places[b]) for a, b in groups], wraps, shape))
-    chips = [part for group in groups or [range(len(places))] for part in _by_slice([places[i] for i in group])]
-    most = max(map(len, chips))
-    if most == 1:
-        return 0.0
+    devices = [part for group in groups or [range(len(places))] for part in _by_slice([places[i] for i in group])]
     if kind == "all-to-all":
-        pairs = [pair for group in chips for pair in itertools.permutations(group, 2)]
-        return size / most * _max_load(_link_loads(pairs, wraps, shape))
-    return ROUNDS.get(kind, 1) * size * (most - 1) / most / _free_links(chips, wraps, shape)
+        pairs = [pair for group in devices for pair in itertools.permutations(group, 2)]
+        return size / max(map(len, devices)) * _max_load(_link_loads(pairs, wraps, shape))
+    chips = [list(dict.fromkeys(group)) for group in devices]
+    most = max(map(len, chips))
+    if most > 1:
+        return ROUNDS.get(kind, 1) * size * (most - 1) / most / _free_links(chips, wraps, shape)
+    return ROUNDS.get(kind, 1) * size / 2 / LINKS_IN_CHIP if max(map(len, devices)) > 1 else 0.0
 
 
 def _by_slice(places: Sequence[Place]) -> Iterable[list[Place]]:

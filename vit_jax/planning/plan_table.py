@@ -39,7 +39,7 @@ def side_by_side(plans: Iterable[Plan]) -> list[tuple[str, list[str]]]:
 def plan_rows(plan: Plan) -> dict[str, str]:
     """Returns label -> text of the lines of a plan.
 
-    Bytes, FLOPs and exchanges are those of one chip, or of one local device without --topology.
+    Bytes, FLOPs and exchanges are those of one device: a chip, or half of a TPU7x.
     """
     workload = plan.compilation.workload
     parts = f" in {workload.accum_steps} parts" if workload.accum_steps > 1 else ""
@@ -47,7 +47,7 @@ def plan_rows(plan: Plan) -> dict[str, str]:
         "": workload.target,
         "program": f"{workload.model}, {function_name(workload)}, {workload.dtype}",
         "mesh": f"{workload.devices} x {workload.device_kind}, {workload.mesh_axes}",
-        "images a step": f"{workload.batch:,}, {workload.batch / workload.devices:g} a chip{parts}",
+        "images a step": f"{workload.batch:,}, {workload.batch / workload.chips:g} a chip{parts}",
         "fits": "yes" if plan.compilation.fits else "no",
         **_memory_rows(plan.compilation),
     }
@@ -66,7 +66,7 @@ def _memory_rows(compilation: Compilation) -> Rows:
     rows: Rows = {part: format_bytes(size) for part, size in known}
     rows[_memory_label(step)] = f"{format_bytes(step.required_bytes)} of {memory}"
     if evaluation:
-        images = f"{evaluation.images_per_device:,} images a chip"
+        images = f"{evaluation.images_per_device * workload.devices // workload.chips:,} images a chip"
         needed = f"{format_bytes(evaluation.required_bytes)} of {memory}, {images}"
         rows[f"{_memory_label(evaluation)}, evaluation"] = needed
     if compilation.fits:

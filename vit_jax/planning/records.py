@@ -65,6 +65,7 @@ class Workload:
         model: name of the model.
         mesh: axis of the mesh -> number of devices along it.
         devices: the number of all devices.
+        chips: the number of all chips, of which some have two devices.
         device_kind: jax's name of the devices.
         batch: images of a step, over all devices.
         images_per_device: images of a step on one device. An image that several devices share counts on each of them.
@@ -100,6 +101,7 @@ class Workload:
     model: str
     mesh: dict[str, int]
     devices: int
+    chips: int
     device_kind: str
     batch: int
     images_per_device: int

@@ -53,7 +53,7 @@ def estimate_step(compilation: Compilation) -> Estimate | None:
     cycles = executable.cycles + (executable.kernel_cycles or 0)
     compute = cycles / chip.clock
     exchange = sum(each.link_bytes for each in executable.collectives.values()) / tpu.link_bandwidth
-    rate = images / (compute + exchange)
+    rate = images / (compute + exchange) * chip.devices
     return Estimate(
         cycles_per_image=cycles / images,
         compute_seconds=compute,
@@ -76,12 +76,14 @@ def estimate_schedule(compilation: Compilation) -> ScheduleEstimate | None:
     if not compilation.fits or executable is None or executable.schedule is None:
         return None
     tpu, images = parse_topology(workload.target), workload.batch / workload.devices
-    seconds = (executable.schedule.cycles + executable.schedule.exchange_exposed) / tpu.chip.clock
+    chip = tpu.chip
+    seconds = (executable.schedule.cycles + executable.schedule.exchange_exposed) / chip.clock
+    rate = images / seconds * chip.devices
     return ScheduleEstimate(
         cycles_per_image=executable.schedule.cycles / images,
         seconds=seconds,
-        images_per_second_per_chip=images / seconds,
-        mfu=images / seconds * model_flops_per_image(workload) / tpu.chip.flops,
+        images_per_second_per_chip=rate,
+        mfu=rate * model_flops_per_image(workload) / chip.flops,
         band=None if workload.inference else find_band(tpu.kind, "schedule"),
     )
 
@@ -120,7 +122,7 @@ def estimate_run(workload: Workload, tpu: Slice, step_seconds: float) -> RunEsti
         images_per_second_per_core=core_rate,
         host_cores=tpu.chip.cores[tpu.chips_per_host],
         hours=hours,
-        chip_hours=hours * workload.devices,
+        chip_hours=hours * workload.chips,
         paper_tpuv3_core_days=days[0] if days else None,
         streamed_disk=data.planned_disk(images, workload.batch, workload.readers, workload.window, hosts),
     )

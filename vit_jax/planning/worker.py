@@ -17,7 +17,7 @@ from typing import TypeVar
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import cli, data
+from vit_jax import cli, data, machine
 from vit_jax.config import parse_command_line
 from vit_jax.macs import macs_per_image
 from vit_jax.planning import targets, time_estimate
@@ -117,6 +117,7 @@ def describe_workload(config: ConfigDict, program: Program, request: PlanRequest
         model=program.model.name,
         mesh=dict(program.mesh.shape),
         devices=program.mesh.devices.size,
+        chips=machine.count_chips(list(program.mesh.devices.flat)),
         device_kind=program.mesh.devices.flat[0].device_kind,
         batch=config.batch,
         images_per_device=program.batch_sharding.shard_shape((config.batch,))[0],

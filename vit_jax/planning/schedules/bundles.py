@@ -16,7 +16,7 @@ REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
 INSTRUCTION = re.compile(r" *(?:%(\w+) = )?((?:s|p|int_to_ptr|dma\.)[\w.]*) *(?:\[thread:[^]]*\])?(.*)", re.DOTALL)
 PREDICATE = re.compile(r" *\((!?)%(p\w+)(?:, %?(\w+))?\),?")
 TARGET = re.compile(r"target = \$region(\d+)")
-MATMUL = re.compile(r"vmatmul([\w.]*)\.mxu(\d)")
+MATMUL = re.compile(r"vmatmul([\w.]*)(?:\[\d+\])?\.mxu(\d)")  # v7 names the buffer of the result: .mrb[4].mxu0
 STORED = re.compile(r"\[smem:\[(#allocation\d+_spill)\]\]")
 
 # Rows of the left operand that a matrix unit takes from one instruction: of elements of two bytes, and of elements of

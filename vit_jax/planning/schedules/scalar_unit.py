@@ -63,12 +63,12 @@ class OperationCost:
     open_loops: int
 
     def hbm_bytes(self, chip: Chip) -> int:
-        """Returns the bytes that a chip moves from and to HBM; 0 if they are unknown."""
+        """Returns the bytes that a device moves from and to HBM; 0 if they are unknown."""
         return (self.granules or 0) * chip.granule_bytes * (chip.tensor_cores if self.shared else 1)
 
     def cycles(self, chip: Chip) -> int:
-        """Returns the cycles of a chip: the most that bundles, the busiest matrix unit or HBM traffic take."""
-        moving = self.hbm_bytes(chip) / chip.hbm_bandwidth * chip.clock
+        """Returns the cycles of a device: the most that bundles, the busiest matrix unit or HBM traffic take."""
+        moving = self.hbm_bytes(chip) / chip.device_hbm_bandwidth * chip.clock
         return max(self.bundles, self.mxu_rows // chip.matrix_rows, round(moving))
 
 

@@ -106,7 +106,7 @@ def read_step_schedule(text: str, dumps: Dumps, links: collectives.Links) -> Ste
         exchange.end(executed, fused)
         if COPY_START.search(executed.operation):
             moved = collectives.byte_sizes(executed.shape)[1]  # destination and source, or source and slice
-            copies.start(executed.name, moved * executed.times / chip.hbm_bandwidth * chip.clock)
+            copies.start(executed.name, moved * executed.times / chip.device_hbm_bandwidth * chip.clock)
         elif executed.operation.endswith("-done"):
             copies.wait(executed.operands[0])
     return StepSchedule(
