@@ -14,7 +14,9 @@ answer() { echo "worker $(hostname): $*"; }
 case $1 in
   install) # with a Python of its own: that of the images is older than vit_jax needs
     uv=$(command -v uv || echo "$HOME/.local/bin/uv")
-    [ -x "$uv" ] || python3 -m pip install --quiet --user uv
+    # Newer images have no pip, or refuse to install with it. The second way is uv's own.
+    [ -x "$uv" ] || python3 -m pip install --quiet --user uv 2> /dev/null ||
+      curl --silent --show-error --fail --location https://astral.sh/uv/install.sh | sh
     [ -x venv/bin/python ] || "$uv" venv --quiet --python=3.12 venv
     "$uv" pip install --quiet --python=venv/bin/python -e './code[tpu,gcs]'
     answer installed
