@@ -23,6 +23,7 @@ from vit_jax.planning.chips import Slice
 
 IMAGE_PROJECT = "ubuntu-os-accelerator-images"  # docs.cloud.google.com/tpu/docs/consume-reservation-compute
 BOOT_DISK = "100GB"  # as TPU VMs have it; images of 10 GB would not hold Python's packages
+SPOT = "--provisioning-model=SPOT"
 # States of an instance that is taken away, or was (docs.cloud.google.com/compute/docs/instances/instance-lifecycle).
 TAKEN_STATES = {"PENDING_STOP", "STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"}
 JAX_PORT = 8482  # that JAX itself uses on TPUs (jax/_src/clusters/cloud_tpu_cluster.py)
@@ -48,7 +49,7 @@ def capacity_flags(spot: bool, reservation: str | None, flex_start: str | None) 
         flex_start: for how long they are wanted at most, such as 7d, if they are requested when there is capacity.
     """
     if spot:  # docs.cloud.google.com/tpu/docs/spot-compute
-        return ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
+        return [SPOT, "--instance-termination-action=STOP"]
     # docs.cloud.google.com/compute/docs/instance-groups/bulk-create-instances-in-mig
     if reservation:
         return [
@@ -141,7 +142,7 @@ class InstanceGroups(Machines):
         slices = [json.loads(text) for text in described]
         rows = [row for members in slices for row in members]
         states = [(row.get("instanceStatus", ""), row.get("currentAction", "NONE")) for row in rows]
-        if any("SPOT" in flag for flag in self._capacity) and any(status in TAKEN_STATES for status, _ in states):
+        if SPOT in self._capacity and any(status in TAKEN_STATES for status, _ in states):
             return "PREEMPTED"
         if len(rows) < self.workers:
             return "INCOMPLETE"

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import socket
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from launch import clouds, compute_engine, gke, instance_groups, tpu_vm
 from launch.instance_groups import InstanceGroups, capacity_flags
 from launch.machines import error_line
 from launch.queued_resource import make_steps
+from tests.conftest import ROOT
 from tests.launch.cloud_flags import TABLE, unknown_words
 from tests.launch.helpers import HOSTILE, SLICES, make_run
 from tests.launch.play import Play
@@ -111,7 +114,7 @@ def variables(play, machine):
     return dict(line.split("=", 1) for line in (play.folder / f"variables-worker-{machine}").read_text().split())
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_hosts_find_each_other(play, told):
     """Numbered as the metadata number them, which libtpu reads too, or else by name."""
     if not told:
@@ -124,6 +127,27 @@ def test_hosts_find_each_other(play, told):
             "JAX_NUM_PROCESSES": "2",
             "JAX_PROCESS_ID": str(number),
         }
+
+
+JOIN = """
+import os
+from vit_jax.distributed import coordination
+group = coordination.join_cluster()
+told = group.all_gather("machine", os.path.basename(os.environ["HOME"]))
+open(f"{os.environ['PLAY']}/joined-{group.host}", "w").write(" ".join(told))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_joins_the_hosts_by_these_variables(play):
+    """Only the address is another: the names of the machines are known in their network alone."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"JAX_COORDINATOR_ADDRESS=localhost:{free.getsockname()[1]}"
+    command = ["env", address, "JAX_PLATFORMS=cpu", f"PYTHONPATH={ROOT}", sys.executable, "-c", JOIN]
+    assert play.run("--keep", command=command) == 0
+    for number in (0, 1):
+        assert (play.folder / f"joined-{number}").read_text() == "worker-r-bbbb worker-r-aaaa"
 
 
 def test_slices_are_groups_which_megascale_joins(play):
