@@ -6,7 +6,7 @@ Example:
 
 It gives a manifest to kubectl, which must be connected to the cluster. The cluster must have JobSet installed, and have
 a node pool for each slice or create node pools itself. launch/Dockerfile makes the image. The same command, given
-again, changes nothing.
+again, changes nothing. --dry-run prints the manifest, below the commands that create the node pools.
 """
 
 import re
@@ -25,6 +25,7 @@ from launch.job import (
     make_job,
     make_parser,
     run_command,
+    shell_line,
     should_restart,
     split_command_line,
 )
@@ -39,9 +40,10 @@ POD_ENDS: list[dict[str, Any]] = [
     {
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]
     },  # the pod's machine is taken away; the exit code does not matter
-    {"onExitCodes": {"containerName": "main", "operator": "In", "values": [PREEMPTED]}},
-    {"onExitCodes": {"containerName": "main", "operator": "In", "values": FINAL_CODES}},
+    {"onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
+    {"onExitCodes": {"operator": "In", "values": FINAL_CODES}},
 ]
+POLICY_CHIPS = ("tpu7x",)  # whose node pools name their topology by a workload policy
 # What kubectl prints if it knows no cluster, or if the cluster does not answer.
 NO_CLUSTER = re.compile(
     r"localhost:8080|connect to the server|connection to the server|current-context|connection refused|no such host"
@@ -65,13 +67,17 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
         spot: whether to use cheaper machines, which may be taken away at any time.
         account: the Kubernetes service account that may write to the bucket; None: the default of the namespace.
     """
+    pod = _make_pod(job.command, tpu, image, spot, account)
+    # A single container alone counts, and not what the cluster may add to the pod. Of several, each counts.
+    only = {"containerName": "main"} if len(pod["containers"]) == 1 else {}
+    ends = [{key: only | end[key] if key == "onExitCodes" else end[key] for key in end} for end in POD_ENDS]
     machines = {
         "completionMode": "Indexed",
         "parallelism": tpu.hosts,
         "completions": tpu.hosts,
         "backoffLimit": 0,  # one lost host ends its Job, which ends all Jobs
-        "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in POD_ENDS]},
-        "template": {"spec": _make_pod(job.command, tpu, image, spot, account)},
+        "podFailurePolicy": {"rules": [{"action": "FailJob", **end} for end in ends]},
+        "template": {"spec": pod},
     }
     # An end that matches no rule is a fault. All Jobs then start again, at most maxRestarts times, after all old Jobs
     # have ended (otherwise they would not find each other). If several Jobs have failed, any of them may match
@@ -97,25 +103,60 @@ def make_manifest(job: Job, tpu: Slice, image: str, spot: bool = False, account:
     }
 
 
+def node_pool_commands(job: Job, tpu: Slice, spot: bool = False) -> list[list[str]]:
+    """Returns the commands that create a node pool for each slice of a run.
+
+    The words in capitals are for the user to replace. Source: docs.cloud.google.com/sdk/gcloud/reference/container/
+    node-pools/create. TPU7x has a workload policy instead of --tpu-topology
+    (docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood). A pool of one machine has neither.
+    """
+    shape = clouds.shape_text(tpu)
+    policies, placement = [], []
+    if tpu.hosts > 1 and tpu.kind in POLICY_CHIPS:
+        name = f"{tpu.kind}-{shape}"
+        words = ["gcloud", "compute", "resource-policies", "create", "workload-policy", name, "--type=HIGH_THROUGHPUT"]
+        policies = [[*words, f"--accelerator-topology={shape}", "--region=REGION"]]
+        placement = [f"--placement-policy={name}"]
+    elif tpu.hosts > 1:
+        placement = [f"--tpu-topology={shape}"]
+    pools = [
+        [
+            *("gcloud", "container", "node-pools", "create", f"{job.name}-{number}"),
+            *("--cluster=CLUSTER", "--location=REGION", "--node-locations=ZONE"),
+            *(f"--machine-type={clouds.machine_type(tpu)}", f"--num-nodes={tpu.hosts}", *placement),
+            *(["--spot"] if spot else []),
+        ]
+        for number in range(job.slices)
+    ]
+    return [*policies, *pools]
+
+
 def _make_pod(command: tuple[str, ...], tpu: Slice, image: str, spot: bool, account: str | None) -> dict[str, Any]:
     selector = {
         f"{NODE_LABEL}tpu-accelerator": clouds.CHIP_NAMES[tpu.kind].label,
-        f"{NODE_LABEL}tpu-topology": "x".join(map(str, tpu.shape)),
+        f"{NODE_LABEL}tpu-topology": clouds.shape_text(tpu),
     }
-    container = {
-        "name": "main",
-        "image": image,
-        "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand a single $
-        "resources": {"limits": {"google.com/tpu": tpu.chips_per_host}},
-        "securityContext": {"privileged": True},  # it may raise the limit of locked memory
-    }
+    # A machine with two NUMA nodes gets a container, and so a process, for each, with half of its chips: GKE gives each
+    # container the chips of one node, its number and the addresses of all
+    # (docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood).
+    processes = clouds.CHIP_NAMES[tpu.kind].numa_nodes
+    containers = [
+        {
+            "name": f"main-{number}" if number else "main",
+            "image": image,
+            "command": [*SHELL, *(word.replace("$", "$$") for word in command)],  # Kubernetes would expand a single $
+            "resources": {"limits": {"google.com/tpu": tpu.chips_per_host // processes}},
+            "securityContext": {"privileged": True},  # it may raise the limit of locked memory
+        }
+        for number in range(processes)
+    ]
     pod: dict[str, Any] = {
         "restartPolicy": "Never",  # one host alone cannot rejoin the others
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "hostNetwork": True,  # the fast network for the gradients between slices
         "dnsPolicy": "ClusterFirstWithHostNet",
         "nodeSelector": selector | ({f"{NODE_LABEL}spot": "true"} if spot else {}),
-        "containers": [container],
+        "containers": containers,
     }
     if account:
         pod["serviceAccountName"] = account
@@ -158,13 +199,15 @@ def main(argv: list[str]) -> None:
     check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
     inputs = read_inputs(job)
-    check_config(inputs, devices=tpu.chips * job.slices)
+    check_config(inputs, devices=clouds.devices(tpu) * job.slices)
     check_places(inputs)
     if job.slices > 1 and tpu.hosts == 1:
         raise UserError(f"GKE joins only slices of several machines, and {tpu} is one machine; choose larger slices.")
     jobset = make_manifest(job, tpu, args.image, args.spot, args.service_account)
     text = yaml.safe_dump(jobset, sort_keys=False, default_flow_style=None, width=120)
     if args.dry_run:
+        print("# The node pools, unless the cluster has them or creates them itself:")
+        print("\n".join(f"# {shell_line(argv)}" for argv in node_pool_commands(job, tpu, args.spot)))
         print(text, end="")
         return
     applied = run_command(["kubectl", "apply", "--filename=-"], input=text, stderr=subprocess.PIPE)
@@ -174,7 +217,7 @@ def main(argv: list[str]) -> None:
             advice = "choose one with gcloud container clusters get-credentials NAME."
             raise UserError(f"kubectl cannot reach a cluster; {advice}")
         raise UserError("the cluster rejected the manifest; see the output above.")
-    print(f"follow: kubectl logs --follow job/{job.name}-slice-0")
+    print(f"follow: kubectl logs --follow --container=main job/{job.name}-slice-0")
     print(f"end it: kubectl delete jobset {job.name}; its nodes cost until their pool is made smaller")
 
 

@@ -1,5 +1,9 @@
 """Runs a command on all workers of one or several Cloud TPU slices, and again on new ones when they are taken away.
 
+Cloud TPU is Google's older way to TPUs, for v4, v5e, v5p and v6e; v4 and v5e have no other way to single machines. It
+gets corrections but no further development, and will not serve TPU7x (docs.cloud.google.com/tpu/docs/jax-pods says so).
+`launch.compute_engine` takes the same words for v5p, v6e and TPU7x.
+
 Examples:
   python -m launch.tpu_vm run l16 --topology=v5e:16x16 --zone=us-west4-a --spot -- python -m vit_jax.main \\
       --config=configs/vit_l16_jft.py --config.data.source=array_record:gs://my-bucket/jft --workdir=gs://my-bucket/l16
@@ -18,209 +22,39 @@ has ended, this process ends with its exit code, and after
 """
 
 import argparse
-import signal
 import time
 from collections.abc import Callable
 
-from launch.checks import check_config, check_files_in_git, check_module, check_output, check_places, read_inputs
-from launch.clouds import check_zone
-from launch.job import (
-    PREEMPTED,
-    Job,
-    add_job_arguments,
-    combined_exit_code,
-    make_job,
-    make_parser,
-    shell_line,
-    should_restart,
-    split_command_line,
-)
-from launch.tpu_commands import (
-    MAX_ATTEMPTS,
-    POLL_SECONDS,
-    STEP_NOTES,
-    QueuedResource,
-    Steps,
-    command_id,
-    log,
-    log_retry,
-    make_steps,
-)
-from vit_jax import UserError, cli
-from vit_jax.planning import parse_topology
-
-MAX_PAUSE_SECONDS = 600.0  # the longest pause between two starts of the command
-STABLE_SECONDS = 3600.0  # seconds that a run must last for its faults to be counted anew
-LOST = 134  # the exit code of a run whose machines are lost, the same as for a lost host
+from launch.clouds import check_cloud_tpu
+from launch.job import Job
+from launch.launcher import Cloud, make_parsers, run_command_line
+from launch.machines import STEP_NOTES, Machines
+from launch.queued_resource import QueuedResource, make_steps
+from vit_jax import cli
+from vit_jax.planning.chips import Slice
 
 
-class Launcher:
-    """Runs a command on Cloud TPU machines, with restarts, until it ends with an exit code that is not restarted."""
+def make_machines(job: Job, tpu: Slice, args: argparse.Namespace, sleep: Callable[[float], None]) -> Machines:
+    """Returns the queued resource of a run; see `Cloud`.
 
-    def __init__(
-        self,
-        job: Job,
-        machines: QueuedResource,
-        sleep: Callable[[float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Starts nothing yet.
-
-        Args:
-            job: the run.
-            machines: the machines of the run.
-            sleep: waits for a number of seconds.
-            clock: returns seconds.
-        """
-        self._job, self._machines, self._sleep, self._clock = job, machines, sleep, clock
-
-    def run(self) -> int:
-        """Runs the command and returns its last exit code.
-
-        The command is restarted after every preemption, and after at most `Job.restarts` faults in a row. Faults are
-        counted anew after a run of more than `STABLE_SECONDS`.
-
-        Raises:
-            UserError: the cloud refuses a request, the machines were deleted, another command runs on them, or the code
-                cannot be packed or installed.
-        """
-        pause, restart = POLL_SECONDS, 0
-        while True:
-            code, seconds = self._run_once()
-            if not should_restart(code):
-                return code
-            if seconds > STABLE_SECONDS:  # this fault is unrelated to the previous ones
-                pause, restart = POLL_SECONDS, 0
-            state = self._machines.state()
-            if state is None:
-                raise UserError(
-                    f"the machines of {self._job.name} were deleted; run the same command again to request new ones."
-                )
-            if code == PREEMPTED or state != "ACTIVE":  # a preemption is not counted as a fault
-                log(f"ended with {code}, preempted; again in {POLL_SECONDS:g} s")
-                self._sleep(POLL_SECONDS)
-                continue
-            restart += 1
-            if restart > self._job.restarts:
-                return code
-            log(f"ended with {code}; again in {pause:g} s, restart {restart} of at most {self._job.restarts}")
-            self._sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    def _run_once(self) -> tuple[int, float]:
-        """Starts the command, unless it is running already, and follows it to its end.
-
-        Returns:
-            The exit code, and for how many seconds the command was followed.
-        """
-        machines = self._machines
-        machines.wait_until_active()
-        answers = machines.wait_for_statuses()
-        running = {answer for answer in answers if answer.startswith("running")}
-        if running - {f"running {command_id(self._job)}"}:
-            raise UserError(f"another command is running on {self._job.name}; wait for it, or delete its machines.")
-        if not running:
-            for ended in sorted({answer for answer in answers if answer.startswith("ended")}):
-                log(f"the previous run {ended.replace('ended', 'ended with')}")
-            if len(answers) < machines.workers or not machines.start_command():
-                log("some workers cannot be reached")
-                return LOST, 0.0
-        began = self._clock()
-        return self._wait_for_end(), self._clock() - began
-
-    def _wait_for_end(self) -> int:
-        """Follows a run to its end, and returns its exit code."""
-        machines, attempts, followed = self._machines, 0, False
-        while attempts < MAX_ATTEMPTS:
-            followed = followed or machines.follow()
-            answers = machines.statuses()
-            running = any(answer.startswith("running") for answer in answers)
-            if len(answers) == machines.workers and not running:
-                codes = [answer.partition("ended ")[2] for answer in answers]
-                return combined_exit_code([int(code) if code else LOST for code in codes])
-            if len(answers) < machines.workers and machines.state() != "ACTIVE":
-                break
-            attempts = 0 if running else attempts + 1
-            if attempts:
-                log_retry(f"{len(answers)} of {machines.workers} workers answer", MAX_ATTEMPTS - attempts + 1)
-            self._sleep(POLL_SECONDS)
-        log("the machines are lost")
-        return LOST
+    Raises:
+        UserError: Cloud TPU does not have such chips.
+    """
+    check_cloud_tpu(tpu)
+    steps = make_steps(job, tpu, args.zone, args.project, args.spot, args.runtime)
+    return QueuedResource(job.name, steps, tpu.hosts * job.slices, sleep)
 
 
-def print_steps(steps: Steps) -> None:
-    """Prints the commands of steps for a shell, each below a comment with the name and explanation of its step."""
-    for step, argv in steps.items():
-        print(f"# {step}: {STEP_NOTES[step]}\n{shell_line(argv)}")
+def delete_command(args: argparse.Namespace) -> list[str]:
+    """Returns the command that deletes the machines of a run; see `Cloud`."""
+    project = [f"--project={args.project}"] if args.project else []
+    return ["python", "-m", "launch.tpu_vm", "delete", args.name, f"--zone={args.zone}", *project]
 
 
 def main(argv: list[str], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Runs the command line.
-
-    Raises:
-        UserError: see `make_job`, `parse_topology`, the checks and `Launcher.run`.
-    """
-    options, command = split_command_line(argv)
-    top = make_parser("tpu_vm", __doc__)
-    verbs = top.add_subparsers(dest="verb", required=True)
-    run = verbs.add_parser(
-        "run",
-        help="run a command, or follow it if it is running",
-        description=__doc__,
-        formatter_class=top.formatter_class,
-    )
-    delete = verbs.add_parser("delete", help="delete the machines, whatever runs on them")
-    add_job_arguments(run)
-    delete.add_argument("name", help="of the run")
-    delete.add_argument("--dry-run", action="store_true", help="print what would be done")
-    for verb in (run, delete):
-        verb.add_argument("--zone", required=True, help="of the cloud, for example us-west4-a")
-        verb.add_argument("--project", help="of the cloud [the one that gcloud is set to]")
-    run.add_argument("--topology", required=True, metavar="SLICE", help="each slice, for example v5e:16x16")
-    run.add_argument("--spot", action="store_true", help="use cheaper machines, which may be taken away at any time")
-    run.add_argument("--runtime", metavar="VERSION", help="software of the machines [that of their chips]")
-    run.add_argument("--keep", action="store_true", help="leave the machines when the run has ended; they cost")
-    args = top.parse_args(options)
-    check_zone(args.zone)
-    launch(args, command, sleep) if args.verb == "run" else delete_machines(args, sleep)
-
-
-def launch(args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
-    """Carries out `run`: runs a command and ends this process with its exit code. With --dry-run it only prints."""
-    job, tpu = make_job(args, command), parse_topology(args.topology)
-    check_module(job)
-    check_output(job, shared_disk=False, allowed=args.allow_local_output)
-    inputs = read_inputs(job)
-    check_config(inputs, devices=tpu.chips * job.slices)
-    check_places(inputs)
-    check_files_in_git(inputs)
-    steps = make_steps(job, tpu, args.zone, args.project, args.spot, args.runtime)
-    if args.dry_run:
-        return print_steps({step: argv for step, argv in steps.items() if step != "delete" or not args.keep})
-    machines = QueuedResource(job.name, steps, tpu.hosts * job.slices, sleep)
-    clean_up = f"python -m launch.tpu_vm delete {job.name} --zone={args.zone}"
-    clean_up += f" --project={args.project}" if args.project else ""
-    deleted = False
-    signal.signal(signal.SIGHUP, cli.terminate)
-    try:
-        code = Launcher(job, machines, sleep).run()
-        log(f"{job.name} has ended with {code}")
-        if not (code or args.keep):
-            machines.delete()
-            deleted = True
-    finally:
-        if machines.may_cost and not deleted:
-            log(f"the machines and what runs on them stay; they cost until: {clean_up}")
-    raise SystemExit(code)
-
-
-def delete_machines(args: argparse.Namespace, sleep: Callable[[float], None]) -> None:
-    """Carries out `delete`: deletes the machines of a run. With --dry-run it only prints."""
-    # The shape of the slice does not matter for deletion.
-    steps = make_steps(Job(args.name, (), 1, 0), parse_topology("v5e:1x1"), args.zone, args.project)
-    if args.dry_run:
-        return print_steps({"delete": steps["delete"]})
-    QueuedResource(args.name, steps, 1, sleep).delete()
+    """Runs the command line; see `run_command_line`."""
+    parser, _, _ = make_parsers("tpu_vm", __doc__)
+    run_command_line(Cloud(parser, STEP_NOTES, make_machines, delete_command), argv, sleep)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What launch/tpu_vm.py runs on every worker, in the folder of the run; it is copied there with the code.
+# What launch/launcher.py runs on every worker, in the folder of the run; it is copied there with the code.
 # A run holds the lock as long as it lives, and then leaves its exit code. It belongs to no session, so that it outlives
 # the connection that started it. Every answer is a line that the launcher counts, since gcloud skips nodes that it
 # cannot reach without failing.
@@ -14,10 +14,20 @@ answer() { echo "worker $(hostname): $*"; }
 case $1 in
   install) # with a Python of its own: that of the images is older than vit_jax needs
     uv=$(command -v uv || echo "$HOME/.local/bin/uv")
-    [ -x "$uv" ] || python3 -m pip install --quiet --user uv
+    # Newer images have no pip, or refuse to install with it. The second way is uv's own.
+    [ -x "$uv" ] || python3 -m pip install --quiet --user uv 2> /dev/null ||
+      curl --silent --show-error --fail --location https://astral.sh/uv/install.sh | sh
     [ -x venv/bin/python ] || "$uv" venv --quiet --python=3.12 venv
     "$uv" pip install --quiet --python=venv/bin/python -e './code[tpu,gcs]'
     answer installed
+    ;;
+  number) # of this machine in its slice, from the metadata that JAX reads (jax/_src/clusters/cloud_tpu_cluster.py), or by
+    # the name that TPU instances have been seen to use; nothing where neither is told
+    for key in agent-worker-number worker-id; do
+      number=$(curl --silent --fail --max-time 10 --header "Metadata-Flavor: Google" \
+        "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$key") && break
+    done || true
+    answer "number ${number:-}"
     ;;
   start) # ID COMMAND ...: does nothing if a run lives
     exec 9> lock

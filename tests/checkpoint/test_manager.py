@@ -298,10 +298,11 @@ def test_what_fails_on_another_host_fails_here(quick, saved, state, users, kind)
     assert names(saved) == ["1", "2"]
 
 
-def test_a_host_that_is_not_the_first_takes_its_list_and_renames_nothing(quick, saved, state, monkeypatch):
+@pytest.mark.parametrize("process", [1, 0])  # libtpu may number processes otherwise than the launcher has
+def test_a_host_that_is_not_the_first_takes_its_list_and_renames_nothing(quick, saved, state, process, monkeypatch):
     spoil(saved, "cut short")
     (saved / "checkpoints" / "9").mkdir()  # not yet seen by the first
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
 
     def first(topic, own):
         found = {"steps": [2, 1], "manifests": {}, "set_aside": []}

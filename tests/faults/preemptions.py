@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from launch import slurm
 from launch.job import Job
-from launch.tpu_commands import QueuedResource, make_steps
-from launch.tpu_vm import Launcher
+from launch.launcher import Launcher
+from launch.queued_resource import QueuedResource, make_steps
 from vit_jax.planning import parse_topology
 
 TAKEN = "taken"  # how a start ends whose machines the cloud takes away; else its exit code
@@ -93,7 +93,7 @@ def cloud_tpu(
     (folder / "state").write_text("none\n")
     job = Job("run", ("x",), 1, restarts)
     steps = make_steps(job, parse_topology("v5e:2x4"), "zone")
-    steps = {step: [str(folder / "gcloud"), *argv[1:]] for step, argv in steps.items()} | {"pack": ["true"]}
+    steps = {step: [[str(folder / "gcloud"), *argv[1:]]] for step, [argv] in steps.items()} | {"pack": [["true"]]}
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:

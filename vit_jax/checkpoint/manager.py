@@ -129,7 +129,8 @@ class Checkpoints:
         self._tasks = BackgroundTasks()
         self._damage: dict[int, str] = {}  # step -> why its checkpoint cannot be restored
         self._manifest: dict[str, Any] = {}  # of the newest checkpoint
-        look = self._list if jax.process_index() == 0 else lambda: None  # the list of host 0 decides
+        # The list of host 0 decides. JAX may number the processes otherwise, which does not matter for what one writes.
+        look = self._list if coordinator.host == 0 else lambda: None
         listing = run_on_all(coordinator, "checkpoints", look)[0]
         self.steps: list[int] = listing["steps"]
         self._older: list[int] = []  # steps whose manifests lack what is now known of their scores
@@ -245,7 +246,7 @@ class Checkpoints:
         except DamagedCheckpoint as error:
             self._damage[step] = str(error)
             return None
-        work = self._set_aside if jax.process_index() == 0 else list
+        work = self._set_aside if self._coordinator.host == 0 else list
         set_aside = run_on_all(self._coordinator, "set aside", work)[0]
         self.latest, self._manifest = step, manifest
         return Restored(step, state, manifest, set_aside)
