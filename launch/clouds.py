@@ -8,12 +8,7 @@ import dataclasses
 import re
 
 from vit_jax import UserError
-from vit_jax.planning.chips import CHIPS, Slice
-
-# The row of TPU7x until `vit_jax.planning.chips.CHIPS` has one: its network and its machines are those of v5p, which is
-# all that launchers read. Join `DEVICES_PER_CHIP` with that table too.
-CHIPS.setdefault("tpu7x", dataclasses.replace(CHIPS["v5p"]))
-DEVICES_PER_CHIP = {"tpu7x": 2}  # where JAX shows each TensorCore as a device (docs.cloud.google.com/tpu/docs/tpu7x)
+from vit_jax.planning.chips import Slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +45,6 @@ CHIP_NAMES = {
     # docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood: four chips and two NUMA nodes a machine
     "tpu7x": ChipNames("tpu7x", "tpu7x-standard", image="ubuntu-accel-2404-amd64-tpu-tpu7x", numa_nodes=2),
 }
-
-
-def devices(tpu: Slice) -> int:
-    """Returns the number of devices that JAX shows on a slice."""
-    return tpu.chips * DEVICES_PER_CHIP.get(tpu.kind, 1)
 
 
 def shape_text(tpu: Slice) -> str:

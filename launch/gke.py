@@ -199,7 +199,7 @@ def main(argv: list[str]) -> None:
     check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
     inputs = read_inputs(job)
-    check_config(inputs, devices=clouds.devices(tpu) * job.slices)
+    check_config(inputs, devices=tpu.devices * job.slices)
     check_places(inputs)
     if job.slices > 1 and tpu.hosts == 1:
         raise UserError(f"GKE joins only slices of several machines, and {tpu} is one machine; choose larger slices.")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from launch.checks import check_config, check_files_in_git, check_module, check_output, check_places, read_inputs
-from launch.clouds import check_zone, devices
+from launch.clouds import check_zone
 from launch.job import (
     PREEMPTED,
     Job,
@@ -191,7 +191,7 @@ def launch(cloud: Cloud, args: argparse.Namespace, command: list[str], sleep: Ca
     check_module(job)
     check_output(job, shared_disk=False, allowed=args.allow_local_output)
     inputs = read_inputs(job)
-    check_config(inputs, devices=devices(tpu) * job.slices)
+    check_config(inputs, devices=tpu.devices * job.slices)
     check_places(inputs)
     check_files_in_git(inputs)
     machines = cloud.make_machines(job, tpu, args, sleep)

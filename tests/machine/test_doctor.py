@@ -41,6 +41,11 @@ def test_what_is_broken_ends_with_code_2_and_states_the_remedy(capsys):
     ("environment", "mark", "message"),
     [
         ({"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b"}, "ok", "Cloud TPU: process 1 of 2, counted from 0"),
+        (
+            {"TPU_WORKER_ID": "3", "TPU_WORKER_HOSTNAMES": "a,b", "TPU_PROCESS_ADDRESSES": "a:1,a:2,b:1,b:2"},
+            "ok",
+            "Cloud TPU: process 3 of 4, counted from 0",
+        ),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, "warning", "not set: TPU_WORKER_ID"),
         ({"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "0"}, "warning", "not set: MEGASCALE_COORDINATOR_ADDRESS"),
         ({"SLURM_JOB_ID": "7"}, "warning", "Slurm: process ? of ?"),

@@ -31,7 +31,8 @@ from vit_jax.planning.time_estimate import RatioBand, find_band
 def compiled_for(tpu, cycles, collectives, **fields):
     """The compilation of a program that fits, with so many cycles and such exchanges."""
     executable = dataclasses.replace(EXECUTABLE, cycles=cycles, collectives=collectives)
-    return make_compilation(1000, executable=executable, target=str(tpu), devices=tpu.chips, **fields)
+    fields |= {"devices": tpu.devices, "chips": tpu.chips}
+    return make_compilation(1000, executable=executable, target=str(tpu), **fields)
 
 
 @pytest.mark.parametrize("kind", chips.CHIPS)
@@ -258,6 +259,8 @@ def test_the_command_to_run_next():
     start = "python -m launch.tpu_vm run vit-l16-jft --topology=v5e:2x4 --zone=ZONE -- python -m vit_jax.main "
     there = " --config.data.source=array_record:gs://BUCKET/DATA --workdir=gs://BUCKET/vit_l16_jft"
     assert training_command(request, WORKLOAD) == start + " ".join(words) + there
+    newer = training_command(dataclasses.replace(request, target="tpu7x:2x2x1"), WORKLOAD)
+    assert newer.startswith("python -m launch.compute_engine run vit-l16-jft --topology=tpu7x:2x2x1 --zone=ZONE -- ")
     python, option, module, verb, *rest = shlex.split(training_command(request, WORKLOAD))
     assert (python, option, module, verb) == ("python", "-m", "launch.tpu_vm", "run")
     with pytest.raises(UserError, match="ZONE is not the name of a zone"):

@@ -59,7 +59,8 @@ def check_cluster(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
         if not any(key.startswith(cluster.prefix) for key in environment):
             continue
         number, count = (environment.get(key, "?") for key in cluster.variables[:2])
-        count = str(len(count.split(","))) if "HOSTNAMES" in cluster.variables[1] else count
+        if "HOSTNAMES" in cluster.variables[1]:  # jax asks first for the processes, of which a machine may have several
+            count = str(len(environment.get("TPU_PROCESS_ADDRESSES", count).split(",")))
         message = f"{cluster.name}: process {number} of {count}, counted from 0"
         if absent := set(cluster.variables) - set(environment):
             message = f"{message}; not set: {', '.join(sorted(absent))}"

@@ -92,7 +92,8 @@ def training_command(request: PlanRequest, workload: Workload) -> str:
     slices = workload.mesh["slice"]
     run_name = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")[:40]
     options = [f"--topology={request.target}", *([f"--slices={slices}"] if slices > 1 else []), "--zone=ZONE"]
-    return shlex.join(["python", "-m", "launch.tpu_vm", "run", run_name, *options, "--", *command])
+    launcher = "launch.compute_engine" if request.target.startswith("tpu7x:") else "launch.tpu_vm"
+    return shlex.join(["python", "-m", launcher, "run", run_name, *options, "--", *command])
 
 
 def _path_in_bucket(path: str) -> str:
