@@ -3,10 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from configs import base
+from vit_jax import UserError
 from vit_jax.evals import scores
-from vit_jax.tasks import Classify
+from vit_jax.tasks import Classify, Distill
+from vit_jax.tasks.class_weights import balanced_weights, effective_weights, make_class_weights, make_log_priors
 
 LOGITS = jnp.array([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
 LABELS = jnp.array([2, 1])
@@ -117,3 +121,98 @@ def test_images_of_several_labels_that_have_none_are_left_out(loss):
     some = Classify(3, loss).metric_sums(jnp.array(logits[::2]), jnp.array(labels[::2]), jnp.ones(2))
     assert sums["n"] == 2 and sums["accuracy"] / sums["n"] == scores.top_k_accuracy(logits, labels) == 0.5
     assert sums == some
+
+
+# Classes that are not equal in number.
+
+COUNTS = np.array([600.0, 30.0, 3.0])
+
+
+def test_weights_follow_their_formulas_and_have_a_mean_of_one_over_the_images():
+    np.testing.assert_allclose(balanced_weights(COUNTS), COUNTS.sum() / (3 * COUNTS))
+    found, numbers = effective_weights(COUNTS, 0.99), (1 - 0.99**COUNTS) / (1 - 0.99)
+    np.testing.assert_allclose(found * numbers, (found * numbers)[0])  # 99.76, 26.03 and 2.97 effective images
+    for weights in (balanced_weights(COUNTS), found):
+        assert (weights * COUNTS).sum() == pytest.approx(COUNTS.sum())
+    np.testing.assert_allclose(effective_weights(COUNTS, 0.0), 1.0)
+    np.testing.assert_allclose(effective_weights(COUNTS, 1 - 1e-7), balanced_weights(COUNTS), rtol=1e-3)
+    np.testing.assert_allclose(balanced_weights(np.array([4.0, 0.0, 4.0])), [1.0, 0.0, 1.0])  # none of a class
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_loss_of_an_image_is_multiplied_by_the_weight_of_its_class(loss):
+    plain, task = Classify(3, loss, 0.1), Classify(3, loss, 0.1, class_weights=(1.0, 2.0, 5.0))
+    _, targets = task.train_examples(jax.random.key(0), {"image": jnp.zeros((2, 1, 1, 3)), "label": LABELS})
+    expected = np.array([5.0, 2.0]) * plain.losses(LOGITS, plain.targets(LABELS))
+    np.testing.assert_allclose(task.losses(LOGITS, targets), expected, rtol=1e-6)
+    several = jnp.array([[0, 2, -1], [-1, -1, -1], [1, -1, -1]])  # the mean of two; nothing; one
+    np.testing.assert_allclose(task.image_weights(several), [3.0, 1.0, 2.0])
+    metrics = task.metric_sums(LOGITS, LABELS, jnp.ones(2))
+    np.testing.assert_allclose(metrics["loss"], plain.metric_sums(LOGITS, LABELS, jnp.ones(2))["loss"])
+
+
+def test_weights_are_mixed_as_targets_are():
+    task = Classify(2, mixup=0.4, class_weights=(1.0, 3.0))
+    labels = jnp.array([0, 1])
+    _, (targets, weights) = task.train_examples(jax.random.key(1), {"image": jnp.zeros((2, 1, 1, 3)), "label": labels})
+    np.testing.assert_allclose(weights, targets @ jnp.array([1.0, 3.0]), rtol=1e-6)
+
+
+def test_the_teacher_is_not_weighted():
+    task = Distill(3, class_weights=(1.0, 2.0, 5.0), teacher_weight=0.5)
+    _, targets = task.train_examples(jax.random.key(0), {"image": jnp.zeros((2, 1, 1, 3)), "label": LABELS})
+    taught = LOGITS[::-1]
+    expected = 0.5 * np.array([5.0, 2.0]) * Classify(3).losses(LOGITS, jax.nn.one_hot(LABELS, 3))
+    expected += 0.5 * task.teacher_losses(LOGITS, taught)
+    np.testing.assert_allclose(task.losses(LOGITS, (targets, taught)), expected, rtol=1e-6)
+
+
+def test_focal_loss_is_that_of_its_equation():
+    labels = np.array(LABELS)
+    chosen = np.array(jax.nn.softmax(LOGITS))[[0, 1], labels]
+    for gamma in (0.0, 0.5, 2.0):
+        found = Classify(3, focal_gamma=gamma).losses(LOGITS, jax.nn.one_hot(LABELS, 3))
+        np.testing.assert_allclose(found, -((1 - chosen) ** gamma) * np.log(chosen), rtol=1e-5)
+        task = Classify(3, "sigmoid", focal_gamma=gamma)
+        expected = optax.losses.sigmoid_focal_loss(LOGITS, jax.nn.one_hot(LABELS, 3), gamma=gamma).sum(axis=-1)
+        np.testing.assert_allclose(task.losses(LOGITS, task.targets(LABELS)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_focal_loss_of_certain_predictions_has_a_gradient(loss):
+    task = Classify(3, loss, focal_gamma=0.5)
+    sure = jnp.array([[200.0, -200.0, -200.0]])
+    for label in (0, 1):
+        grads = jax.grad(lambda logits, label=label: task.losses(logits, jax.nn.one_hot(jnp.array([label]), 3)).sum())
+        assert np.isfinite(grads(sure)).all()
+
+
+def test_logits_are_shifted_by_the_shares_of_the_classes():
+    config = base.get_config()
+    config.task.logit_adjustment = 2.0
+    task = Classify(3, log_priors=make_log_priors(config, [600, 30, 0]))  # no image counts as one
+    shifted = LOGITS + 2 * np.log(np.array([600, 30, 1]) / 631)
+    targets = jax.nn.one_hot(LABELS, 3)
+    np.testing.assert_allclose(task.losses(LOGITS, targets), Classify(3).losses(shifted, targets), rtol=1e-5)
+    assert make_log_priors(config, None) is None and make_log_priors(base.get_config(), [1, 2]) is None
+
+
+def test_weights_of_a_file(tmp_path):
+    config, path = base.get_config(), tmp_path / "weights.json"
+    config.task.class_weights = str(path)
+    for text, expected in (('{"dog": 2.5}', (1.0, 2.5)), ("[0.5, 4]", (0.5, 4.0))):
+        path.write_text(text)
+        assert make_class_weights(config, 2, None, ("cat", "dog")) == expected
+    path.write_text('{"1": 3}')
+    assert make_class_weights(config, 2, None, None) == (1.0, 3.0)
+    for text, sentence in (
+        ('{"cow": 2}', "has a weight of 'cow', which is not a class of the data"),
+        ("[1, 2, 3]", "has 3 weights, but the data have 2 classes"),
+        ("[1, -2]", "must give classes weights of at least 0"),
+        ("3", "must give classes weights of at least 0"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=sentence):
+            make_class_weights(config, 2, None, ("cat", "dog"))
+    config.task.class_weights = "balanced"
+    assert make_class_weights(config, 2, None, None) == (1.0, 1.0)  # of a plan, which opens no data

@@ -78,6 +78,11 @@ def make_parser() -> argparse.ArgumentParser:
         default="fail",
         help="stop at an unreadable image, or leave it out [fail]",
     )
+    parser.add_argument(
+        "--index-labels",
+        action="store_true",
+        help="write the labels of all images beside the shards, for fields that count classes, such as data.balance",
+    )
     parser.add_argument("--no-decode", action="store_true", help="copy without decoding: faster, but notices no damage")
     parser.add_argument("--data-dir", help="folder of TFDS data")
     parser.add_argument(
@@ -108,6 +113,7 @@ def main(argv: list[str]) -> None:
         shuffle=args.shuffle,
         skip_unreadable=args.bad_images == "skip",
         workers=args.workers,
+        index_labels=args.index_labels,
     )
     for split, source in writer.sources.items():
         print(f"Split {split}: {describe_classes(source)}", file=sys.stderr)

@@ -40,6 +40,8 @@ class Program(Inference):
         eval_batch: shapes of a batch of an evaluation, with its `mask`.
         init: (key, given) -> state, created with its shardings; parameters in `given`, by name, replace random ones.
         train_step: (state, batch, parameters of the teacher) -> (state, metrics); the state is donated.
+        final_step: (b, e) -> the same function with a learning rate that falls to 0 from step b to step e; it is a
+            program of its own, compiled when it is first called.
         lr_multipliers: parameter name -> learning-rate multiplier; 0: frozen.
         teacher: the functions of a frozen model from which this one learns; None: there is none. Its parameters are
             then one more argument of `train_step`.
@@ -52,6 +54,7 @@ class Program(Inference):
     eval_batch: dict[str, jax.ShapeDtypeStruct]
     init: Callable[[jax.Array, dict[str, Any]], TrainState]
     train_step: Callable[..., tuple[TrainState, StepMetrics]]
+    final_step: Callable[[int, int], Callable[..., tuple[TrainState, StepMetrics]]]
     lr_multipliers: dict[str, Multiplier]
     teacher: Inference | None
 
@@ -88,9 +91,21 @@ def make_program(
     teacher_shardings = [taught.params_shardings] if taught else []
     inference = make_inference(model, mesh, state.params, task, config.compiler_options)
 
-    def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
-        with sharding.use_mesh(mesh):
-            return step(state, batch, *teacher_params)
+    def jit_step(step: TrainStep) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        def train_step(state: TrainState, batch: Batch, *teacher_params: ArrayTree) -> tuple[TrainState, StepMetrics]:
+            with sharding.use_mesh(mesh):
+                return step(state, batch, *teacher_params)
+
+        return jit(
+            train_step,
+            in_shardings=(state_shardings, inference.batch_sharding, *teacher_shardings),
+            out_shardings=(state_shardings, NamedSharding(mesh, P())),
+            donate_argnums=0,
+        )
+
+    @functools.cache
+    def final_step(begin: int, end: int) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        return jit_step(make_train_step(config, model, task, taught.model if taught else None, (begin, end)))
 
     trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
     multipliers = step.lr_multipliers.by_name(state.params)
@@ -104,12 +119,8 @@ def make_program(
         batch=batch,
         eval_batch=eval_batch,
         init=jit(init, out_shardings=state_shardings),
-        train_step=jit(
-            train_step,
-            in_shardings=(state_shardings, inference.batch_sharding, *teacher_shardings),
-            out_shardings=(state_shardings, NamedSharding(mesh, P())),
-            donate_argnums=0,
-        ),
+        train_step=jit_step(step),
+        final_step=final_step,
         lr_multipliers=multipliers,
         teacher=taught,
     )
@@ -145,15 +156,21 @@ def make_teacher(
         return make_inference(teacher, mesh, parameter_shapes(teacher), compiler_options=config.compiler_options)
 
 
-def make_train_step(config: ConfigDict, model: Model, task: tasks.Task, teacher: Model | None = None) -> TrainStep:
-    """Returns the update that a config describes.
+def make_train_step(
+    config: ConfigDict,
+    model: Model,
+    task: tasks.Task,
+    teacher: Model | None = None,
+    final_steps: tuple[int, int] | None = None,
+) -> TrainStep:
+    """Returns the update that a config describes; see `optim.make_schedule` on `final_steps`.
 
     Raises:
         UserError: `config.optim.lr_multipliers` cannot be parsed, or the model does not have the blocks that the
             configuration counts.
     """
     optim.check_blocks(config.optim, model)
-    rate, multipliers = optim.make_schedule(config), make_lr_multipliers(config)
+    rate, multipliers = optim.make_schedule(config, final_steps), make_lr_multipliers(config)
     return TrainStep(
         model=model,
         task=task,
@@ -195,7 +212,15 @@ def prepare(
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)
-    program = make_program(config, mesh, data.spec(config), check, teacher)
+    if info.drawn_counts is None and (fields := tasks.fields_that_count(config)):
+        need = "needs" if len(fields) == 1 else "need"
+        raise UserError(
+            f"{' and '.join(fields)} {need} the number of images of each class, which {config.data.source} does not "
+            f"state; pack it once with python -m vit_jax.pack SOURCE FOLDER --index-labels, and train on "
+            "array_record:FOLDER."
+        )
+    spec = dataclasses.replace(data.spec(config), class_counts=info.drawn_counts, class_names=info.class_names)
+    program = make_program(config, mesh, spec, check, teacher)
     return config, info, describe_program(program, info.preprocess, info.class_names)
 
 
@@ -295,7 +320,7 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
         )
     fields["resolution"] = resolution
     model = create(config.model.name, **fields)
-    task = tasks.make_task(config, model, spec.num_classes, spec.max_labels)
+    task = tasks.make_task(config, model, spec.num_classes, spec.max_labels, spec.class_counts, spec.class_names)
     return model.with_fields(**task.head), task
 
 

@@ -24,7 +24,7 @@ def train(
     watch: Callable[[int, dict[str, float]], None] | None = None,
     supervisor: Supervisor | None = None,
 ) -> dict[str, float]:
-    """Trains, or resumes training, and returns the metrics of the last evaluation.
+    """Trains, or resumes training, and returns the metrics of the exported model.
 
     Runs in the calling process: parses no flags, joins no pod, never exits.
 
@@ -63,7 +63,7 @@ def train(
             state, origin = run_workdir.restore_or_init()
         log = stack.enter_context(contextlib.closing(run_workdir.open_log(origin, supervisor.ledger, watch)))
         teacher_params = place_teacher(teacher, config, program, info, run_workdir.start, log, supervisor)
-        if run_workdir.start < config.total_steps:
+        if run_workdir.start < run_workdir.last_step:
             log.write_text("Compiling the evaluation step and the training step.")
             with supervisor.phase("trying the evaluation step", Category.COMPILING):
                 evals.check_fits(config, program, program.eval_batch, state.eval_params)
@@ -71,12 +71,13 @@ def train(
         run = stack.enter_context(Run(config, sharding, info, run_workdir, log, evaluators, supervisor, state))
         run.evaluate_restored()
         for step, batch in run.steps():
-            state, values = program.train_step(run.state, batch, *teacher_params)
+            train_step = program.final_step(*run.final_steps) if run.final_steps else program.train_step
+            state, values = train_step(run.state, batch, *teacher_params)
             run.record(step, state, values)
             if run.save_due():
                 run.save()  # first: whatever an evaluation fails with, nothing is lost
             if run.evaluation_due():
                 run.evaluate()
         metrics = run.finish()
-        report_end(config, program, run_workdir, log, supervisor, run.state.eval_params)
+        report_end(config, program, run_workdir, log, supervisor, run.state.eval_params, run.step)
         return metrics

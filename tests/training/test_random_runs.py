@@ -32,7 +32,7 @@ PLACES = {
     "evaluation": (evals, "run_evaluators"),
     "save": (workdir.Workdir, "save"),
     "background": (CheckpointStore, "finish"),
-    "metrics": (workdir.Workdir, "add_metrics"),
+    "metrics": (workdir.Workdir, "note_evaluation"),
     "about": (CheckpointStore, "write_manifest"),
     "poll": (workdir.Workdir, "poll"),
     "export": (workdir.Workdir, "export"),

@@ -15,6 +15,7 @@ from vit_jax.analysis import html, run_cost
 from vit_jax.analysis.curves import COLOURS, Curve, Plot, draw_plots
 from vit_jax.analysis.run_checkpoints import checkpoints_part
 from vit_jax.analysis.run_mistakes import mistakes_part
+from vit_jax.config import is_error, is_lowest_best
 from vit_jax.monitoring import RunFolder, format_value
 
 # The browser fetches nothing, whatever the scripts in the page would like to.
@@ -169,15 +170,16 @@ def best_metrics(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def format_best(run: RunFolder, metric: str) -> str:
-    """Returns the last and the best value of a metric as text: of a loss the lowest, of other metrics the highest.
+    """Returns the last and the best value of a metric as text: of losses and errors the lowest, of others the highest.
 
     Values that are not finite are left out. The text is empty if none is left.
     """
     points = [(row[metric], step) for step, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
     if not points:
         return ""
-    value, best = points[-1][0], (min if metric.endswith("loss") else max)(points, key=lambda pair: pair[0])
-    best_words = f", {'lowest' if metric.endswith('loss') else 'best'} {format_value(metric, best[0])} at {best[1]:,}"
+    lowest = is_lowest_best(run.config) if metric == run.config.checkpoint.best_metric else is_error(metric)
+    value, best = points[-1][0], (min if lowest else max)(points, key=lambda pair: pair[0])
+    best_words = f", {'lowest' if lowest else 'best'} {format_value(metric, best[0])} at {best[1]:,}"
     return f"{format_value(metric, value)} at step {points[-1][1]:,}{best_words}"
 
 

@@ -101,7 +101,8 @@ def _pick(folders: list[Path], best: bool) -> Path | None:
     for step, path in by_step.items():
         with report_damage(path):
             scores[step] = retention.from_json(read_manifest(str(path), needs_state=False))
-    order = retention.ranked(scores, scores[max(scores)].by) if scores else []
+    last = scores[max(scores)] if scores else None
+    order = retention.ranked(scores, last.by, last.lowest) if last else []
     return by_step[order[0]] if order else None
 
 

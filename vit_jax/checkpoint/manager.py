@@ -24,6 +24,7 @@ from vit_jax.checkpoint.integrity import (
     storage_errors,
 )
 from vit_jax.checkpoint.store import CheckpointStore
+from vit_jax.config import is_lowest_best
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
 from vit_jax.tree import ArrayTree
 
@@ -122,10 +123,10 @@ class Checkpoints:
         self._coordinator = coordinator
         self._store = CheckpointStore(workdir, staging)
         keep, self._scores_are_named = config.checkpoint, scores_are_named
-        self._metric = keep.best_metric
+        self._metric, self._lowest = keep.best_metric, is_lowest_best(config)
         self._evaluations = evaluations or retention.evaluations_of(config)
         measure = retention.define_score(self._evaluations, self._metric)
-        self._retention = retention.Retention(keep.keep_last, keep.keep_best, measure)
+        self._retention = retention.Retention(keep.keep_last, keep.keep_best, measure, self._lowest)
         self._tasks = BackgroundTasks()
         self._damage: dict[int, str] = {}  # step -> why its checkpoint cannot be restored
         self._manifest: dict[str, Any] = {}  # of the newest checkpoint
@@ -183,9 +184,12 @@ class Checkpoints:
             self._store.save(step, state, add_checksum(self._manifest))
         self._tasks.start(self._finish, step)
 
-    def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Adds metrics to the newest checkpoint, saved or restored, in the background once it is finished."""
-        self._manifest |= self._evaluation(metrics)
+    def add_metrics(self, metrics: dict[str, float], more: dict[str, Any] | None = None) -> None:
+        """Adds metrics to the newest checkpoint, saved or restored, in the background once it is finished.
+
+        `more` replaces further entries of its manifest.
+        """
+        self._manifest |= self._evaluation(metrics) | (more or {})
         self._retention.scores[self._manifest["step"]] = retention.from_json(self._manifest)
         self._tasks.start(self._write_manifest, dict(self._manifest))
 
@@ -250,6 +254,40 @@ class Checkpoints:
         set_aside = run_on_all(self._coordinator, "set aside", work)[0]
         self.latest, self._manifest = step, manifest
         return Restored(step, state, manifest, set_aside)
+
+    @property
+    def best(self) -> int | None:
+        """The step of the best checkpoint; None: no checkpoint has a score."""
+        return next(iter(self._retention.best_first()), None)
+
+    def ranks_like(self, manifest: dict[str, Any]) -> bool:
+        """Returns whether a checkpoint was saved by a run that ranked by the same score as now."""
+        return self._retention.ranks_like(retention.from_json(self._named(manifest)))
+
+    def restore_best(self, wanted: ArrayTree, shardings: ArrayTree) -> Restored:
+        """Returns the best checkpoint that is intact on all hosts; saves go on from the newest one as before.
+
+        The arguments are those of `restore`. Every host must call it.
+
+        Raises:
+            UserError: a save failed, no checkpoint with a score is intact, or the disk or store of some host fails.
+        """
+        self.wait()
+        for step in self._retention.best_first():
+            try:
+                manifest = self._run_intact(f"manifest of {step}", functools.partial(self._store.read_manifest, step))
+                read = functools.partial(self._store.read_state, step, manifest, wanted, shardings)
+                state = self._run_intact(f"read best {step}", read)
+                self._run_intact(f"compare best {step}", functools.partial(check_arrays, manifest, state))
+            except DamagedCheckpoint as error:
+                self._damage[step] = str(error)
+            else:
+                return Restored(step, state, manifest, [])
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in self._damage.items())
+        raise UserError(
+            f"no checkpoint in {self._store.folder} can be exported ({reasons}); put an intact copy in its place, and "
+            "run the same command again."
+        )
 
     def close(self) -> None:
         """Finishes saving and ends the background threads. Raises the error of a save that failed."""
@@ -326,7 +364,7 @@ class Checkpoints:
                 self._store.write_manifest(manifest["step"], add_checksum(manifest))
 
     def _evaluation(self, metrics: dict[str, float]) -> dict[str, Any]:
-        return retention.to_json(self._evaluations, self._metric, metrics)
+        return retention.to_json(self._evaluations, self._metric, metrics, self._lowest)
 
     def _named(self, manifest: dict[str, Any]) -> dict[str, Any]:
         if self._scores_are_named:

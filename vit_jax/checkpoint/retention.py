@@ -38,11 +38,13 @@ class CheckpointScores:
 
     Attributes:
         by: the score by which the run ranked its checkpoints when this one was saved.
-        values: score -> value, the larger the better. Values that are not finite are left out.
+        values: score -> value. Values that are not finite are left out.
+        lowest: whether the smallest value of `by` was the best; otherwise it was the largest.
     """
 
     by: ScoreDefinition
     values: dict[ScoreDefinition, float]
+    lowest: bool = False
 
 
 def define_score(evaluations: Evaluations, metric: str) -> ScoreDefinition:
@@ -50,14 +52,17 @@ def define_score(evaluations: Evaluations, metric: str) -> ScoreDefinition:
     return ScoreDefinition(metric, **evaluations[metric.partition("/")[0]])
 
 
-def to_json(evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what a manifest holds of the evaluation of a checkpoint: all metrics, and what each says."""
+def to_json(
+    evaluations: Evaluations, best_metric: str, metrics: Mapping[str, float], lowest: bool = False
+) -> dict[str, Any]:
+    """Returns what a manifest holds of the evaluation of a checkpoint: all metrics, what each says, and the best."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {
         "evaluated": bool(metrics),
         "metrics": finite,
         "evals": {name: {**one} for name, one in evaluations.items()},
         "best_metric": best_metric,
+        "best_is": "lowest" if lowest else "highest",
         "score": finite.get(best_metric),
     }
 
@@ -69,7 +74,8 @@ def from_json(manifest: Mapping[str, Any]) -> CheckpointScores:
     values = {
         define_score(manifest["evals"], name): value for name, value in manifest["metrics"].items() if value is not None
     }
-    return CheckpointScores(define_score(manifest["evals"], manifest["best_metric"]), values)
+    lowest = manifest.get("best_is") == "lowest"  # an earlier version ranked by the largest values alone
+    return CheckpointScores(define_score(manifest["evals"], manifest["best_metric"]), values, lowest)
 
 
 def evaluations_of(config: ConfigDict) -> Evaluations:
@@ -104,16 +110,24 @@ class Retention:
         scores: step -> the scores of the checkpoint. A checkpoint without any is never best.
     """
 
-    def __init__(self, last: int, best: int, definition: ScoreDefinition):
+    def __init__(self, last: int, best: int, definition: ScoreDefinition, lowest: bool = False):
         """Keeps the newest `last` checkpoints and the best `best`. Of equally good checkpoints, the newer is better."""
-        self._last, self._best, self._definition = last, best, definition
+        self._last, self._best, self._definition, self._lowest = last, best, definition, lowest
         self.scores: dict[int, CheckpointScores] = {}
 
     def kept(self, steps: Iterable[int]) -> set[int]:
         """Returns the subset of `steps` whose checkpoints are kept."""
         steps = sorted(steps)
         known = {step: self.scores[step] for step in steps if step in self.scores}
-        return set(steps[-self._last :]) | set(ranked(known, self._definition)[: self._best])
+        return set(steps[-self._last :]) | set(ranked(known, self._definition, self._lowest)[: self._best])
+
+    def best_first(self) -> list[int]:
+        """Returns the steps that have scores, the best first, whether their checkpoints are kept or not."""
+        return ranked(self.scores, self._definition, self._lowest)
+
+    def ranks_like(self, scores: CheckpointScores) -> bool:
+        """Returns whether the run ranked its checkpoints as now when a checkpoint was saved."""
+        return (scores.by, scores.lowest) == (self._definition, self._lowest)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether each checkpoint is kept, in their order."""
@@ -121,7 +135,7 @@ class Retention:
         return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
-def ranked(scores: Mapping[int, CheckpointScores], definition: ScoreDefinition) -> list[int]:
+def ranked(scores: Mapping[int, CheckpointScores], definition: ScoreDefinition, lowest: bool = False) -> list[int]:
     """Returns the steps that have scores, the best first. Of equally good steps, the newest comes first.
 
     Steps with a value of `definition` come first. The others follow, ranked by the score `by` of the newest of them,
@@ -130,7 +144,9 @@ def ranked(scores: Mapping[int, CheckpointScores], definition: ScoreDefinition) 
     rest, order = dict(scores), []
     while rest:
         values = {step: one.values[definition] for step, one in rest.items() if definition in one.values}
-        order += sorted(values, key=lambda step: (values[step], step), reverse=True)
+        sign = -1 if lowest else 1
+        order += sorted(values, key=lambda step: (sign * values[step], step), reverse=True)
         rest = {step: one for step, one in rest.items() if step not in values and one.by in one.values}
-        definition = rest[max(rest)].by if rest else definition
+        if rest:
+            definition, lowest = rest[max(rest)].by, rest[max(rest)].lowest
     return order

@@ -15,6 +15,8 @@ from .fields import declared_name as declared_name
 from .fields import eval_fields as eval_fields
 from .fields import first_evaluation as first_evaluation
 from .fields import has_classes_of_head as has_classes_of_head
+from .fields import is_error as is_error
+from .fields import is_lowest_best as is_lowest_best
 from .fields import kinds_of_task as kinds_of_task
 from .fields import model_fields as model_fields
 from .fields import place_of as place_of

@@ -61,6 +61,7 @@ def check_config(config: ConfigDict) -> None:
         ),
     )
     _check_teacher(config)
+    _check_stop(config)
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
@@ -101,6 +102,26 @@ def _check_optimizer(optim: ConfigDict) -> None:
         (
             (optim.sam_rho_min or 0) > optim.sam_rho,
             f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.",
+        ),
+    )
+
+
+def _check_stop(config: ConfigDict) -> None:
+    measure = config.checkpoint.best_metric.partition("/")[0]
+    is_repeated = config.eval_every or config.eval_every_epochs or config.evals[measure].every
+    refuse(
+        (
+            config.stop_after is None and (config.stop_cooldown or config.stop_difference),
+            "stop_cooldown and stop_difference need stop_after; set --config.stop_after, or leave both out.",
+        ),
+        (
+            config.stop_after and not is_repeated,
+            f"stop_after={config.stop_after} counts evaluations during the training, but there is only one at its end; "
+            "set --config.eval_every or --config.eval_every_epochs.",
+        ),
+        (
+            config.stop_after and not config.checkpoint.keep_best,
+            "stop_after exports the best checkpoint; set --config.checkpoint.keep_best=1 or more.",
         ),
     )
 

@@ -122,7 +122,7 @@ class EvalKind:
 
     Attributes:
         meaning: what it does, for docs/evaluation.md.
-        best: the metrics that may choose the best checkpoint; larger is better. {FIELD} in a name stands for each value
+        best: the metrics that may choose the best checkpoint, see `is_error`. {FIELD} in a name stands for each value
             of a field.
         others: the other metrics, but for `n` and `n_train`, the numbers of images.
         task: the kind of task whose head is evaluated; empty: the features of any model are evaluated.
@@ -144,14 +144,14 @@ class EvalKind:
 # fmt: off
 EVAL_KINDS: Mapping[str, EvalKind] = {
     "classify": EvalKind(
-        "the head's predictions, exactly", best=("accuracy", "top5"), others=("loss",), task="classify"),
+        "the head's predictions, exactly", best=("accuracy", "top5", "loss"), task="classify"),
     "predictions": EvalKind(
         "the head's predictions, scored on the host; also with other labels or other classes",
-        best=("accuracy", "top5"), others=("class_accuracy", "calibration_error", "accuracy_all", "top5_all"),
+        best=("accuracy", "top5", "class_accuracy", "calibration_error"), others=("accuracy_all", "top5_all"),
         task="classify", fields=("labels", "class_map")),
     "masked_patches": EvalKind(
         "what a model of masked patches predicts of corrupted patches; the masks depend on the image alone",
-        best=("accuracy",), others=("loss",), task="masked_patches"),
+        best=("accuracy", "loss"), task="masked_patches"),
     "fewshot": EvalKind(
         "the paper's few-shot evaluation: regularised least squares from N images a class to targets of -1 and 1",
         best=("{shots:g}shot",), others=("{shots:g}shot_std",), fields=("train_split", "shots", "seeds", "l2"),
@@ -168,7 +168,7 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
         best=("accuracy",), others=("rate",), fields=("train_split", "rates", "epochs", "validation")),
     "zeroshot": EvalKind(
         "features are compared with vectors of texts, one for each class, by cosine",
-        best=("accuracy", "top5"), others=("class_accuracy", "calibration_error"), fields=("texts",)),
+        best=("accuracy", "top5", "class_accuracy", "calibration_error"), fields=("texts",)),
 }
 # fmt: on
 
@@ -274,6 +274,13 @@ _ROWS = (
           optional=int, minimum=1,
           synonyms="eval_steps eval_interval eval_freq log_eval_steps val_check_interval steps_per_eval"),
     Field("eval_every_epochs", None, "the same in epochs, but at least log_every steps", optional=float, minimum=0),
+    Field("stop_after", None,
+          "evaluations in a row without a better checkpoint.best_metric that end the run, whose best is then exported",
+          optional=int, minimum=1, since="0.2", synonyms="patience early_stopping early_stopping_patience"),
+    Field("stop_difference", 0.0, "difference from the best value that a better one must exceed",
+          minimum=0, since="0.2", synonyms="min_delta early_stopping_threshold"),
+    Field("stop_cooldown", 0, "last steps that then follow, in which the learning rate falls linearly to 0",
+          minimum=0, since="0.2"),
     Field("checkpoint_every", 1000, "steps between two checkpoints; the last step is always saved",
           minimum=1, synonyms="save_steps save_every save_interval save_freq ckpt_steps ckpt_every checkpoint_steps"),
     Field("checkpoint_every_minutes", 15.0,
@@ -452,6 +459,9 @@ _ROWS = (
           optional=int, minimum=1, on_resume=REFUSED, since="0.2"),
     Field("data.window", 4, "stream: shards that each of the readers shuffles at a time",
           minimum=1, on_resume=REFUSED, since="0.2", synonyms="shuffle_buffer_size shuffle_buffer"),
+    Field("data.balance", 0.0,
+          "how far classes are balanced: of n images, shares in proportion to n^(1 - balance); 0: not, 1: equal shares",
+          minimum=0, maximum=1, on_resume=REFUSED, since="0.2", synonyms="class_balance balanced_sampler oversampling"),
     Field("data.repeats", 1, "copies of each image in a batch, each augmented anew (repeated augmentation)",
           minimum=1, on_resume=REFUSED, since="0.2", synonyms="repeated_aug num_repeats aug_repeats"),
     Field("data.workers", 0,
@@ -473,6 +483,16 @@ _ROWS = (
           choices=("classify", "distill", "masked_patches"), since="0.2"),
     Field("task.loss", "softmax", "cross-entropy: softmax, or sigmoid (summed over classes)",
           choices=("softmax", "sigmoid"), synonyms="task criterion loss_fn loss_type"),
+    Field("task.class_weights", None,
+          "weight of each class in the loss: balanced (1 / its images), effective (number), or a file of weights",
+          optional=str, place=Place.FILE, since="0.2", synonyms="class_weight weight_classes"),
+    Field("task.effective_beta", 0.999, "beta of class_weights=effective; 0: equal weights, near 1: balanced",
+          minimum=0, maximum=MOST_DECAY, since="0.2"),
+    Field("task.focal_gamma", 0.0, "gamma of the focal loss, by which well classified images count less; 0: off",
+          minimum=0, since="0.2", synonyms="focal focal_loss"),
+    Field("task.logit_adjustment", 0.0,
+          "tau of logit adjustment: tau log(share of the images) is added to a class's logit in training; 0: off",
+          minimum=0, since="0.2", synonyms="logit_adjust"),
     Field("task.label_smoothing", 0.0, "softmax: mass spread over all classes; sigmoid: on = 1 - s, off = s",
           minimum=0, maximum=1, synonyms="smoothing label_smoothing_factor"),
     Field("task.mixup", 0.0, "alpha of MixUp's Beta(alpha, alpha); 0: off",
@@ -608,8 +628,10 @@ _ROWS = (
     Field("checkpoint.keep_last", 2, "number of newest checkpoints to keep",
           minimum=1, synonyms="save_total_limit checkpoint_hist max_to_keep"),
     Field("checkpoint.keep_best", 1, "number of best checkpoints to keep besides", minimum=0),
-    Field("checkpoint.best_metric", "test/accuracy", "metric of the best; larger is better, NaN is never best",
+    Field("checkpoint.best_metric", "test/accuracy", "metric of the best; NaN is never best",
           synonyms="eval_metric metric_for_best_model monitor"),
+    Field("checkpoint.best_is", None, "its best value: highest or lowest; unset: lowest for losses and errors",
+          optional=str, choices=("highest", "lowest"), since="0.2", synonyms="greater_is_better"),
 )
 # fmt: on
 FIELDS: Mapping[str, Field] = {row.name: row for row in _ROWS}
@@ -684,6 +706,17 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
         values = itertools.product(*(eval_config[field] for field in fields))
         names += [pattern.format(**dict(zip(fields, combination, strict=True))) for combination in values]
     return names
+
+
+def is_error(metric: str) -> bool:
+    """Returns whether the smallest value of a metric is its best, which its name tells: that of a loss or an error."""
+    return metric.endswith(("loss", "error"))
+
+
+def is_lowest_best(config: ConfigDict) -> bool:
+    """Returns whether the smallest value of `checkpoint.best_metric` is the best, as `checkpoint.best_is` says."""
+    stated = config.checkpoint.best_is
+    return stated == "lowest" if stated else is_error(config.checkpoint.best_metric)
 
 
 def first_evaluation(config: ConfigDict) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from operator import getitem
 from typing import Any
@@ -10,8 +11,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, nearest
-from vit_jax.config.fields import SYNONYMS, current_name
-from vit_jax.config.make_config import flatten_config
+from vit_jax.config.fields import EVAL_KINDS, SYNONYMS, current_name, eval_rows
+from vit_jax.config.make_config import evaluation, flatten_config
 from vit_jax.config.recipes import Recipe, find_recipe
 from vit_jax.config.resolve import unset_other_durations
 
@@ -62,6 +63,7 @@ def read_command_line(argv: list[str]) -> CommandLine:
     """
     recipe = find_recipe(argv)
     config = recipe.make_config()
+    change_kinds(config, argv)
     fields = flatten_config(config)
     workdir = _parse_workdir([word for word in argv if not word.startswith(("--config.", "--config="))], fields)
     given = dict[str, Any]()
@@ -74,6 +76,20 @@ def read_command_line(argv: list[str]) -> CommandLine:
     config.update_from_flattened_dict(given)
     unset_other_durations(config, given)
     return CommandLine(config, workdir or f"workdirs/{recipe.file.stem}", recipe, frozenset(given))
+
+
+def change_kinds(config: ConfigDict, argv: list[str]) -> None:
+    """Gives evaluations the kinds that a command line states, with the fields of these kinds, in place.
+
+    A field that the kind before has too keeps its value. A kind that does not exist is left to be refused later.
+    """
+    for word in argv:
+        match = re.fullmatch(r"--config\.evals\.(\w+)\.kind=(\w+)", word)
+        if match and match[1] in config.evals and match[2] in EVAL_KINDS:
+            before, rows = config.evals[match[1]], eval_rows(match[2])
+            kept = {field: value for field, value in before.items() if field in rows and field != "kind"}
+            with config.unlocked():
+                config.evals[match[1]] = evaluation(match[2], **kept)
 
 
 def read_grid(argv: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,3 +1,4 @@
+from .class_counts import describe_counts as describe_counts
 from .loader import TRANSFERRED_AHEAD as TRANSFERRED_AHEAD
 from .loader import choose_workers as choose_workers
 from .order_choice import planned_disk as planned_disk

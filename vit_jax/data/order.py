@@ -8,9 +8,11 @@ exactly. `order_choice` makes the order of a run.
 |---|---|
 | `ShuffledOrder` | training: each epoch is a shuffle of all examples |
 | `MixedOrder` | training on a mixture: the parts are drawn in proportion to their weights |
+| `BalancedOrder` | training with other shares of the classes than they have of the examples |
 | `RepeatedOrder` | training with repeated augmentation, on top of one of these two |
 | `StreamOrder` | training on shards that no disk holds: a few of them are shuffled at a time |
 | `MixedStreamOrder` | the same of a mixture |
+| `BalancedStreamOrder` | the same with other shares of the classes |
 | `EvalOrder` | an evaluation: every example once |
 """
 
@@ -22,10 +24,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import grain
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int, Int64
 
 from vit_jax.data.sources import Mixture
 
+PerExample: TypeAlias = Int[np.ndarray, " examples"]
 PerSlot: TypeAlias = Int64[np.ndarray, " slots"]
 PerShard: TypeAlias = Int64[np.ndarray, " shards"]
 PerReader: TypeAlias = Int64[np.ndarray, " readers"]
@@ -107,16 +110,89 @@ class ProportionalDraws:
 class MixedOrder(Order):
     """The parts of a mixture drawn in turn, in proportion to their weights; each is shuffled in epochs of its own."""
 
-    def __init__(self, mixture: Mixture, seed: int):
-        """Takes a mixture and the seed of its order."""
+    def __init__(self, mixture: Mixture, seed: int, labels: PerExample | None = None, balance: float = 0.0):
+        """Takes a mixture, the seed of its order and, if the classes of each part are balanced, what does that.
+
+        See `ClassDraws` on `labels`, those of all examples, and `balance`.
+        """
         self.count, self.seed = sum(mixture.lengths), seed
         self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
-        self.parts = [ShuffledOrder(length, (seed + part) % 2**32) for part, length in enumerate(mixture.lengths)]
+        self.parts: list[Order] = []
+        for part, (start, length) in enumerate(zip(mixture.starts, mixture.lengths, strict=True)):
+            own = (seed + part) % 2**32
+            if labels is None:
+                self.parts.append(ShuffledOrder(length, own))
+            else:
+                self.parts.append(BalancedOrder(ClassDraws(labels[start : start + length], balance, own)))
 
     def __getitem__(self, position: int) -> int:
         """Returns the index of the example at a position."""
         part, number = self.draws.draw(position)
         return self.starts[part] + self.parts[part][number]
+
+
+class ClassDraws:
+    """How often an epoch draws each example if the shares of the classes are balanced.
+
+    Of the N draws of an epoch of N examples, a class of n examples has a share in proportion to n^(1 - balance): with 0
+    its share of the examples, with 1 as many as each other class. The numbers of draws are rounded down, and the
+    classes with the largest remainders have one more, so that they add up to N. The draws of a class go through its
+    examples in one random order, over and over, through all epochs. So no example of it is drawn more than once more
+    often than another.
+
+    Attributes:
+        count: the number of examples, N.
+        seed: the seed of the order.
+    """
+
+    def __init__(self, labels: PerExample, balance: float, seed: int):
+        """Takes the label of each example, the power of balancing from 0 to 1, and the seed."""
+        self.count, self.seed = len(labels), seed
+        shuffled = np.argsort(np.random.PCG64(seed).random_raw(self.count), kind="stable")
+        _, classes = np.unique(labels[shuffled], return_inverse=True)
+        self._members: PerExample = shuffled[np.argsort(classes, kind="stable")]  # class after class
+        self._sizes = np.bincount(classes)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._draws = apportion(self._sizes ** (1.0 - balance), self.count)
+        self._ends = np.cumsum(self._draws)
+
+    def example(self, epoch: int, slot: int) -> int:
+        """Returns the example of a slot of an epoch; the slots of an epoch, 0 to N - 1, are ordered by class."""
+        own = int(np.searchsorted(self._ends, slot, side="right"))
+        draws = int(self._draws[own])
+        number = epoch * draws + slot - (int(self._ends[own]) - draws)
+        return int(self._members[self._starts[own] + number % int(self._sizes[own])])
+
+    def copies(self, epoch: int) -> PerExample:
+        """Returns how often an epoch draws each example."""
+        sizes: PerExample = np.repeat(self._sizes, self._sizes)
+        draws: PerExample = np.repeat(self._draws, self._sizes)
+        places = np.arange(self.count) - np.repeat(self._starts, self._sizes)  # of the examples in their classes
+        copies: PerExample = np.empty(self.count, np.int64)
+        copies[self._members] = draws // sizes + ((places - epoch * draws) % sizes < draws % sizes)
+        return copies
+
+
+def apportion(weights: Float64[np.ndarray, " parts"], total: int) -> Int64[np.ndarray, " parts"]:
+    """Returns whole numbers in the proportions of the weights that add up to `total`, by the largest remainders."""
+    exact = weights * (total / weights.sum())
+    numbers = np.floor(exact + 1e-9).astype(np.int64)
+    first = np.argsort(numbers - exact, kind="stable")[: total - int(numbers.sum())]
+    numbers[first] += 1
+    return numbers
+
+
+class BalancedOrder(Order):
+    """The draws of `ClassDraws`, shuffled in each epoch."""
+
+    def __init__(self, draws: ClassDraws):
+        """Takes how often each example is drawn."""
+        self.count, self.seed, self.draws = draws.count, draws.seed, draws
+        self._slots = ShuffledOrder(draws.count, draws.seed)
+
+    def __getitem__(self, position: int) -> int:
+        """Returns the index of the example at a position."""
+        return self.draws.example(position // self.count, self._slots[position])
 
 
 class RepeatedOrder(Order):
@@ -291,16 +367,57 @@ class StreamOrder(ShardOrder):
         counts: PerReader = (self.count - 1 - offsets) // self.readers + 1
         start, first, count = int(counts[:reader].sum()), int(offsets[reader]), int(counts[reader])
         line = np.argsort(_draw_uniform(len(self.lengths), self.seed, epoch), kind="stable")  # shards, end to end
-        ends = np.cumsum(self.lengths[line])
+        lengths, starts = self._lengths(epoch)
+        ends = np.cumsum(lengths[line])
         places = np.arange(start, start + count)
         along: PerSlot = np.searchsorted(ends, places, side="right")  # number along the line of each example's shard
         shards = line[along]
-        examples: PerSlot = self.starts[shards] + places - (ends[along] - self.lengths[shards])
+        examples = self._examples(epoch, starts[shards] + places - (ends[along] - lengths[shards]))
         times = along + self.window * _draw_uniform(count, self.seed, epoch, reader)
         order = np.argsort(times, kind="stable")
         batches: PerSlot = (epoch * self.count + first + np.arange(count) * self.readers) // self.batch
         used = line[along[0] : along[-1] + 1]
         return _Pass(epoch, examples[order], _uses(used, along[order] - along[0], batches))
+
+    def _lengths(self, epoch: int) -> tuple[PerShard, PerShard]:
+        """Returns the number of slots of each shard in an epoch, and the first of them if shards are laid in order."""
+        return self.lengths, self.starts
+
+    def _examples(self, epoch: int, slots: PerSlot) -> PerSlot:
+        """Returns the examples of slots of an epoch, which are numbered shard after shard."""
+        return slots
+
+
+class BalancedStreamOrder(StreamOrder):
+    """The streamed order in which an epoch has each example as often as `ClassDraws` draws it.
+
+    The copies of an example are slots of its shard, so that all of them are read within `window` shards.
+    """
+
+    def __init__(self, draws: ClassDraws, shard_lengths: Sequence[int], batch: int, readers: int, window: int):
+        """Takes how often each example is drawn; the other arguments are those of `StreamOrder`."""
+        super().__init__(shard_lengths, batch, readers, window, draws.seed)
+        self.draws = draws
+        self._slots: dict[int, tuple[int, PerExample]] = {}  # parity -> epoch, the example of each of its slots
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a worker process needs; it draws the rest itself."""
+        return super().__getstate__() | {"_slots": {}}
+
+    def _slots_of(self, epoch: int) -> PerExample:
+        known, slots = self._slots.get(epoch % 2, (-1, None))
+        if slots is None or known != epoch:
+            slots = np.repeat(np.arange(self.count), self.draws.copies(epoch))
+            self._slots[epoch % 2] = epoch, slots
+        return slots
+
+    def _lengths(self, epoch: int) -> tuple[PerShard, PerShard]:
+        slots = self._slots_of(epoch)
+        starts = np.searchsorted(slots, self.starts, side="left")
+        return np.diff(starts, append=len(slots)), starts
+
+    def _examples(self, epoch: int, slots: PerSlot) -> PerSlot:
+        return self._slots_of(epoch)[slots]
 
 
 def _draw_uniform(count: int, *key: int) -> Float64[np.ndarray, " count"]:
@@ -331,19 +448,31 @@ class MixedStreamOrder(ShardOrder):
     """
 
     def __init__(
-        self, mixture: Mixture, shard_lengths: Sequence[int], batch: int, readers: int, window: int, seed: int
+        self,
+        mixture: Mixture,
+        shard_lengths: Sequence[int],
+        batch: int,
+        readers: int,
+        window: int,
+        seed: int,
+        labels: PerExample | None = None,
+        balance: float = 0.0,
     ):
-        """Takes a mixture whose examples lie in shards; the other arguments are those of `StreamOrder`."""
+        """Takes a mixture whose examples lie in shards; other arguments as for `StreamOrder` and `MixedOrder`."""
         self.count, self.seed = sum(mixture.lengths), seed
         self.draws, self.starts = ProportionalDraws(mixture.weights), mixture.starts
         self.batch, self.readers = batch, readers
         self.rows = batch // readers  # of a reader in a batch
         runs = mixture.runs(shard_lengths)
         self.first_shards = [own.start for own in runs]
-        self.parts = [
-            StreamOrder(shard_lengths[own.start : own.stop], readers, readers, window, (seed + part) % 2**32)
-            for part, own in enumerate(runs)
-        ]
+        self.parts: list[StreamOrder] = []
+        for part, (own, start, length) in enumerate(zip(runs, mixture.starts, mixture.lengths, strict=True)):
+            lengths, of_part = shard_lengths[own.start : own.stop], (seed + part) % 2**32
+            if labels is None:
+                self.parts.append(StreamOrder(lengths, readers, readers, window, of_part))
+            else:
+                draws = ClassDraws(labels[start : start + length], balance, of_part)
+                self.parts.append(BalancedStreamOrder(draws, lengths, readers, readers, window))
         self.offsets = [reader * sum(mixture.weights) // readers for reader in range(readers)]
 
     def __getitem__(self, position: int) -> int:

@@ -10,7 +10,18 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, format_rounded_up
-from vit_jax.data.order import EvalOrder, MixedOrder, MixedStreamOrder, Order, RepeatedOrder, ShuffledOrder, StreamOrder
+from vit_jax.data.order import (
+    BalancedOrder,
+    BalancedStreamOrder,
+    ClassDraws,
+    EvalOrder,
+    MixedOrder,
+    MixedStreamOrder,
+    Order,
+    RepeatedOrder,
+    ShuffledOrder,
+    StreamOrder,
+)
 from vit_jax.data.shard_fetcher import COPIED_AHEAD
 from vit_jax.data.shards import STREAMED_BYTES
 from vit_jax.data.sources import Shards, Source, is_in_shards
@@ -28,14 +39,19 @@ ONE_BY_ONE = (
 
 def training_order(config: ConfigDict, source: Source) -> Order:
     """Returns the order in which a run reads its training images, as `choose_order` has stated it in the config."""
+    balance, seed = config.data.balance, config.seed
+    labels = source.labels() if balance else None
+    draws = None if labels is None or source.mixture else ClassDraws(labels, balance, seed)
     if config.data.order == "stream":
         assert source.shards
-        settings = source.shards.examples, config.batch, config.data.readers, config.data.window, config.seed
-        return MixedStreamOrder(source.mixture, *settings) if source.mixture else StreamOrder(*settings)
+        settings = source.shards.examples, config.batch, config.data.readers, config.data.window
+        if source.mixture:
+            return MixedStreamOrder(source.mixture, *settings, seed, labels, balance)
+        return BalancedStreamOrder(draws, *settings) if draws else StreamOrder(*settings, seed)
     if source.mixture:
-        order: Order = MixedOrder(source.mixture, config.seed)
+        order: Order = MixedOrder(source.mixture, seed, labels, balance)
     else:
-        order = ShuffledOrder(len(source), config.seed)
+        order = BalancedOrder(draws) if draws else ShuffledOrder(len(source), seed)
     return RepeatedOrder(order, config.batch, config.data.repeats) if config.data.repeats > 1 else order
 
 
@@ -80,8 +96,10 @@ def choose_order(config: ConfigDict, source: Source, eval_disk_bytes: int, hosts
 
     Raises:
         UserError: the images are not in shards, or are repeated, the readers do not divide the batch, or the cache has
-            no room.
+            no room; or the classes cannot be balanced.
     """
+    if config.data.balance:
+        check_balance(config, source)
     shards, order = source.shards, config.data.order
     large = shards is not None and 0 < shards.remote_bytes > cache.max_bytes() - eval_disk_bytes
     if order == "auto":
@@ -132,6 +150,18 @@ def choose_order(config: ConfigDict, source: Source, eval_disk_bytes: int, hosts
     digest = hashlib.sha256(repr(list(shards.examples)).encode()).hexdigest()[:16]
     identity = f"{readers} readers, window {window}, {len(shards.runs)} shards {digest}"
     return OrderChoice({"order": "stream", "readers": readers}, identity, note)
+
+
+def check_balance(config: ConfigDict, source: Source) -> None:
+    """Raises UserError if the labels of all images are not known, or an image may have several."""
+    if source.max_labels:
+        raise UserError("data.balance needs images with one label each; set --config.data.balance=0")
+    if source.split_labels is None:
+        raise UserError(
+            f"data.balance={config.data.balance:g} needs the label of each image before images are read, which "
+            f"{config.data.source} does not state; pack it once with python -m vit_jax.pack SOURCE FOLDER "
+            "--index-labels, and train on array_record:FOLDER, or set --config.data.balance=0"
+        )
 
 
 def planned_readers(config: ConfigDict, hosts: int) -> int:

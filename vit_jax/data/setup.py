@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import UserError
 from vit_jax.config import Place, eval_fields, first_evaluation, has_classes_of_head, place_of
 from vit_jax.data import sources
+from vit_jax.data.class_counts import describe_counts, describe_draws, drawn_counts
 from vit_jax.data.order_choice import check_eval_disk, choose_order, eval_order
 from vit_jax.data.preprocess import Preprocessor, fill_resolution, parse_pipe
 from vit_jax.storage import filesystem, pin_revision
@@ -34,12 +35,16 @@ class DataSpec:
         num_examples: the number of examples of the training split, which is the length of an epoch.
         max_labels: the most labels of an image in multi-label data, where labels are int32 [max_labels], each class
             once, padded with -1; None: every image has one label.
+        class_counts: the images of each class in an epoch of training, on average; None: not known.
+        class_names: the names of the classes in the order of the labels; None: they have none, or are not known.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     num_examples: int
     max_labels: int | None = None
+    class_counts: tuple[float, ...] | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,8 @@ class DataInfo:
     Attributes:
         class_names: the names of the classes in the order of the labels, or None.
         fingerprint: what must be unchanged when a run resumes: data set and version, split, count, `contents` (names
-            and labels), preprocessing, seed, batch and, if the images are streamed, their order.
+            and labels), preprocessing, seed, batch and, if there is any, the order of streamed images and the digest of
+            a file of class weights.
         sample: the result of `sample_contents` for the training images.
         preprocess: the pipe of the first evaluation, with the resolution filled in; exported with the model.
         evals: name of an evaluation -> what identifies its data: the fields of `describe_evals`, `contents` (the
@@ -58,6 +64,8 @@ class DataInfo:
         eval_parts: name of an evaluation -> number of splits that it reads.
         opened: the open sources, so that a large folder is listed only once.
         notes: lines for the user on what was read, and on data that is here but not used.
+        drawn_counts: the images of each class in an epoch of training, on average; None: not known without reading
+            images.
     """
 
     class_names: tuple[str, ...] | None
@@ -68,6 +76,7 @@ class DataInfo:
     eval_parts: dict[str, int]
     opened: OpenSources = dataclasses.field(compare=False)
     notes: tuple[str, ...] = dataclasses.field(compare=False)
+    drawn_counts: tuple[float, ...] | None = None
 
 
 def spec(config: ConfigDict) -> DataSpec:
@@ -125,6 +134,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         "seed": config.seed,
         "batch": config.batch,
         **({"order": order.identity} if order.identity else {}),
+        **({"class weights": digest} if (digest := digest_file(config.task.class_weights)) else {}),
     }
     # Where images are streamed a single stretch of each source is sampled, since most shards are not here.
     samples = {
@@ -141,11 +151,21 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
         )
         for name, described in describe_evals(config).items()
     }
-    notes = (order.note, *itertools.chain(*(one.notes for one in opened.values())), *unused_split(config, opened))
+    counts, drawn = source.class_counts(), drawn_counts(source, config.data.balance)
+    told = [] if counts is None else describe_counts(counts, source.class_names)
+    if config.data.balance and counts is not None and drawn is not None:
+        told.append(describe_draws(counts, drawn, config.data.balance, bool(order.identity)))
+    notes = (
+        order.note,
+        *told,
+        *itertools.chain(*(one.notes for one in opened.values())),
+        *unused_split(config, opened),
+    )
     pipe = evals[first_evaluation(config)]["preprocess"]
     parts = {name: len(eval_keys(completed, name)) for name in evals}
     sample, notes = samples["", config.data.split], tuple(dict.fromkeys(filter(None, notes)))
-    return completed, DataInfo(source.class_names, fingerprint, sample, pipe, evals, parts, opened, notes)
+    per_epoch = None if drawn is None else tuple(drawn.tolist())
+    return completed, DataInfo(source.class_names, fingerprint, sample, pipe, evals, parts, opened, notes, per_epoch)
 
 
 def agreed_counts(config: ConfigDict, source: sources.Source) -> dict[str, int | None]:
@@ -242,14 +262,17 @@ def digest_files(eval_config: ConfigDict) -> dict[str, str]:
 
     Words that stand for a file of the package, and files that cannot be read any more, are left out.
     """
-    digests = {}
-    for field in eval_fields(eval_config.kind):
-        if (path := eval_config[field]) and place_of(f"evals.*.{field}") is Place.FILE:
-            path = filesystem.absolute_path(path)
-            with contextlib.suppress(UserError):
-                if filesystem.exists(path):
-                    digests[field] = hashlib.sha256(filesystem.read_bytes(path)).hexdigest()[:16]
-    return digests
+    named = [field for field in eval_fields(eval_config.kind) if place_of(f"evals.*.{field}") is Place.FILE]
+    digests = {field: digest_file(eval_config[field]) for field in named}
+    return {field: digest for field, digest in digests.items() if digest}
+
+
+def digest_file(path: str | None) -> str:
+    """Returns a digest of the content of a file; empty if it is not named, is no file or cannot be read any more."""
+    with contextlib.suppress(UserError):
+        if path and filesystem.exists(filesystem.absolute_path(path)):
+            return hashlib.sha256(filesystem.read_bytes(filesystem.absolute_path(path))).hexdigest()[:16]
+    return ""
 
 
 def identify_contents(splits: list[tuple[str, str]]) -> dict[str, str]:

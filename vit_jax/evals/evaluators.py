@@ -245,7 +245,8 @@ def make_evaluators(
         opened: the sources that are open already, as in `data.EvalBatches`.
 
     Raises:
-        UserError: the data cannot be opened or do not suit the evaluation, or a probe does not fit into memory.
+        UserError: the data cannot be opened or do not suit the evaluation, a probe does not fit into memory, or the
+            metric of the best checkpoint is not defined for images with several labels.
     """
     return {name: _make_evaluator(config, name, program, opened or {}) for name in config.evals}
 
@@ -264,6 +265,11 @@ def _make_evaluator(config: ConfigDict, name: str, program: Inference, opened: d
     eval_config = config.evals[name]
     batches = data.EvalBatches(config, name, program.batch_sharding, opened)
     check_labels(config, name, program, batches.source)
+    several = batches.source.max_labels or eval_config.get("labels")
+    if several and config.checkpoint.best_metric == f"{name}/class_accuracy":
+        raise UserError(
+            f"checkpoint.best_metric={name}/class_accuracy needs images with one label each; choose {name}/accuracy."
+        )
     learns = "train_split" in eval_config
     train_batches = data.EvalBatches(config, name, program.batch_sharding, opened, part=1) if learns else None
     evaluation = Evaluation(name, eval_config, program, batches, train_batches)
@@ -339,15 +345,16 @@ def read_features(folders: Sequence[str], config: ConfigDict, program: Inference
     return {output_key("features", wanted[name]): arrays for name, arrays in found.items()}
 
 
-def due_evaluators(config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int) -> dict[str, Evaluator]:
+def due_evaluators(
+    config: ConfigDict, evaluators: Mapping[str, Evaluator], step: int, last: int
+) -> dict[str, Evaluator]:
     """Returns name -> evaluator for the evaluations that are due after a step.
 
     An evaluation is due after each multiple of its `every` (of `config.eval_every` if that is unset), and after the
-    last step.
+    `last` step of the run.
     """
     steps = {name: config.evals[name].every or config.eval_every for name in evaluators}
-    ends = step == config.total_steps
-    return {name: evaluator for name, evaluator in evaluators.items() if ends or step % steps[name] == 0}
+    return {name: evaluator for name, evaluator in evaluators.items() if step == last or step % steps[name] == 0}
 
 
 def check_fits(

@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import NonFiniteLoss, UserError, data, interop, tell, train, user_errors
-from vit_jax.config import Place, list_places
+from vit_jax.config import Place, is_lowest_best, list_places
 from vit_jax.distributed import Supervisor
 from vit_jax.experiments.combinations import Combination
 from vit_jax.json_text import to_json
@@ -34,7 +34,7 @@ class Outcome:
     Attributes:
         name: the name of the combination.
         last: the metric at the end, or None if the training diverged.
-        best: the largest value of the metric during the training, or None if it was never evaluated.
+        best: the best value of the metric during the training, or None if it was never evaluated.
         steps: the number of training steps.
         seconds: how long the training took; after an interruption, only the last part.
     """
@@ -65,7 +65,8 @@ def train_combinations(combinations: list[Combination], supervisor: Supervisor |
         note = "" if outcome is None else ": already done"
         tell(f"[{number}/{len(combinations)}] {combination.name}{note}")
         outcomes.append(train_combination(combination, supervisor) if outcome is None else outcome)
-    return sorted(outcomes, key=lambda outcome: (outcome.last is None, -(outcome.last or 0.0)))
+    sign = 1 if is_lowest_best(combinations[0].config) else -1
+    return sorted(outcomes, key=lambda outcome: (outcome.last is None, sign * (outcome.last or 0.0)))
 
 
 def read_outcome(combination: Combination) -> Outcome | None:
@@ -124,7 +125,8 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
         last = None
     run = read_run(combination.folder, combination.name)
     values = [row[metric] for _, row in run.metrics if math.isfinite(row.get(metric, math.nan))]
-    best, steps = max(values, default=last), run.step
+    best = (min if is_lowest_best(combination.config) else max)(values, default=last)
+    steps = run.step
     outcome = Outcome(combination.name, last, best, steps, round(time.monotonic() - start, 1))
     if jax.process_index() == 0:
         text = to_json(dataclasses.asdict(outcome)) + "\n"

@@ -13,7 +13,7 @@ from vit_jax import UserError, checkpoint, data, interop
 from vit_jax.config import parse_config
 from vit_jax.data.sources import source_label
 from vit_jax.json_text import to_json
-from vit_jax.monitoring import RunFolder, read_run, total_seconds
+from vit_jax.monitoring import RunFolder, Start, read_run, total_seconds
 from vit_jax.storage import filesystem
 
 UNRECORDED = ("norm/", "perf/")  # metrics with these starts of names are not recorded
@@ -71,7 +71,8 @@ class RunRecord:
         earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
         rows = [*earlier, (self.steps, metrics)]
         config = parse_config(json.dumps(self.config).encode(), location)  # an earlier version may have written it
-        return RunFolder(self.name, location, config, rows, self.processes, None, {})
+        finished = Start(0, self.steps, 0.0, {}, complete=True)  # perhaps before `total_steps`
+        return RunFolder(self.name, location, config, rows, self.processes, None, {}, [finished])
 
     def stopped_by(self, metric: str) -> dict[str, float | None]:
         """Returns the metrics at the step where `metric` was largest (early stopping).
@@ -101,7 +102,7 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     run = read_run(workdir, name)
     config, step = run.config, run.step
     metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.last.items()}
-    if step < config.total_steps or not metrics:
+    if not run.is_complete and (step < config.total_steps or not metrics):
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
     if not run.is_complete:
         raise UserError(f"{workdir} is not evaluated at its last step, {step:,}; finish the run first.")

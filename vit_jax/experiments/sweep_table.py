@@ -3,6 +3,7 @@
 import dataclasses
 import statistics
 
+from vit_jax.config import is_lowest_best
 from vit_jax.experiments.combinations import Combination, full_split_command
 from vit_jax.experiments.outcomes import Outcome
 from vit_jax.text_tables import align
@@ -57,8 +58,13 @@ def average_name(name: str) -> str:
     return ",".join(pair for pair in name.split(",") if not pair.startswith("seed="))
 
 
-def average_seeds(outcomes: list[Outcome]) -> list[Average]:
-    """Returns the averages over seeds of outcomes that differ in the seed only, best first; those without mean last."""
+def average_seeds(outcomes: list[Outcome], lowest: bool = False) -> list[Average]:
+    """Returns the averages over seeds of outcomes that differ in the seed only, best first; those without mean last.
+
+    Args:
+        outcomes: the outcomes.
+        lowest: whether the smallest mean is the best; otherwise it is the largest.
+    """
     groups: dict[str, list[float | None]] = {}
     for outcome in outcomes:
         groups.setdefault(average_name(outcome.name), []).append(outcome.last)
@@ -69,7 +75,8 @@ def average_seeds(outcomes: list[Outcome]) -> list[Average]:
         mean = statistics.mean(whole) if complete else None
         std = statistics.stdev(whole) if complete and len(whole) > 1 else None
         averages.append(Average(name, mean, std, len(values)))
-    return sorted(averages, key=lambda average: (average.mean is None, -(average.mean or 0.0)))
+    sign = 1 if lowest else -1
+    return sorted(averages, key=lambda average: (average.mean is None, sign * (average.mean or 0.0)))
 
 
 def best_combinations(averages: list[Average], combinations: list[Combination]) -> list[Combination]:
@@ -89,7 +96,7 @@ def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Swe
         outcomes: the outcomes of all combinations, best first.
         combinations: all combinations of the sweep.
     """
-    averages = average_seeds(outcomes)
+    averages = average_seeds(outcomes, is_lowest_best(combinations[0].config))
     first, *others = best = best_combinations(averages, combinations)
     command = full_split_command(first, [one.config.seed for one in best] if others else [])
     folders = {one.name: one.folder for one in best}

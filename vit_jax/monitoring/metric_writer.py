@@ -103,6 +103,12 @@ class MetricWriter:
         if self._writes:
             self._terminal.advance(step)
 
+    def set_total(self, total: int) -> None:
+        """Takes another number of steps of the whole run, which ends early."""
+        self._total = total
+        if self._writes:
+            self._terminal.set_total(total)
+
     def start_clock(self, step: int, waited: float = 0.0) -> None:
         """Starts to measure the speed after `step` steps and `waited` seconds without a batch."""
         self._clock, self._counted, self._waited = time.monotonic(), step, waited
@@ -225,6 +231,12 @@ class Terminal:
     def advance(self, step: int) -> None:
         """Moves the bar."""
         self._bar.update(step - self._bar.n)
+
+    @ignore_closed_stderr()
+    def set_total(self, total: int) -> None:
+        """Changes the step at which the bar ends."""
+        self._bar.total = total
+        self._bar.refresh()
 
     @ignore_closed_stderr()
     def close(self) -> None:

@@ -59,9 +59,10 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the training and its last evaluation have ended."""
+        """Whether the training, which may end early, and its last evaluation have ended."""
         evaluated = not self.step or self.config.checkpoint.best_metric in self.metrics[-1][1]
-        return self.step >= self.config.total_steps and evaluated
+        ended = self.step >= self.config.total_steps or bool(self.starts and self.starts[-1].complete)
+        return ended and evaluated
 
 
 def find_runs(folder: str) -> dict[str, str]:

@@ -47,8 +47,13 @@ DECAYS: Mapping[str, Callable[[ConfigDict, jax.Array, jax.Array], jax.typing.Arr
 }
 
 
-def make_schedule(config: ConfigDict) -> LearningRate:
+def make_schedule(config: ConfigDict, final_steps: tuple[int, int] | None = None) -> LearningRate:
     """Returns the learning rate of a config whose durations are in steps.
+
+    Args:
+        config: the config.
+        final_steps: steps (b, e) between which a run that ends early cools down: the rate is also multiplied by
+            clip((e - step) / (e - b), 0, 1). None: there is no such cooldown.
 
     With progress p = clip((step - warmup) / (total - warmup), 0, 1), cosine is base (1 + cos(pi p)) / 2, linear is
     end + (base - end)(1 - p), rsqrt is base / sqrt((step + timescale - warmup) / timescale), and step is base divided
@@ -67,6 +72,9 @@ def make_schedule(config: ConfigDict) -> LearningRate:
             multiple *= jnp.minimum(1.0, step / warmup)
         if cooldown:
             multiple *= jnp.clip((total - step) / cooldown, 0.0, 1.0)
+        if final_steps:
+            begin, end = final_steps
+            multiple *= jnp.clip((end - step) / (end - begin), 0.0, 1.0)
         return multiple
 
     return LearningRate(config.base_lr, relative)

@@ -1,18 +1,27 @@
 """Which task a configuration describes, and which one a model has learnt."""
 
 import re
+from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
 from vit_jax.model import Model
+from vit_jax.tasks.class_weights import make_class_weights, make_log_priors
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_patches import TARGETS, MaskedPatches
 from vit_jax.tasks.task import Task
 
 
-def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: int | None = None) -> Task:
+def make_task(
+    config: ConfigDict,
+    model: Model,
+    num_classes: int,
+    max_labels: int | None = None,
+    class_counts: Sequence[float] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Task:
     """Returns the task that `config.task` describes.
 
     Args:
@@ -20,11 +29,14 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
         model: the model, whatever its head is for.
         num_classes: the number of classes of the data.
         max_labels: the most labels of an image in multi-label data; None: every image has one label.
+        class_counts: the images of each class in an epoch of training; None: not known.
+        class_names: the names of the classes; None: they have none, or are not known.
 
     Raises:
         UserError: softmax is used with a single class, or with several labels an image; `mixed_labels=one` is used with
-            another loss than sigmoid or with label smoothing; one of two heads would not be trained; masked patches do
-            not suit the model or the preprocessing, or fields of classification are set for them.
+            another loss than sigmoid or with label smoothing, or logit adjustment with sigmoid; a file of class weights
+            is wrong; one of two heads would not be trained; masked patches do not suit the model or the preprocessing,
+            or fields of classification are set for them.
     """
     if config.task.kind == "masked_patches":
         return _make_masked_patches(config, model)
@@ -43,6 +55,11 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
             "task.mixed_labels=one makes every target 0 or 1: set --config.task.loss=sigmoid and "
             "--config.task.label_smoothing=0.",
         ),
+        (
+            config.task.logit_adjustment and config.task.loss != "softmax",
+            "task.logit_adjustment shifts the logits of a softmax: set --config.task.loss=softmax, or use "
+            "--config.task.class_weights.",
+        ),
     )
     fields = {
         "num_classes": num_classes,
@@ -52,6 +69,9 @@ def make_task(config: ConfigDict, model: Model, num_classes: int, max_labels: in
         "mixup_probability": config.task.mixup_probability,
         "cutmix": config.task.cutmix,
         "mixed_labels": config.task.mixed_labels,
+        "focal_gamma": config.task.focal_gamma,
+        "class_weights": make_class_weights(config, num_classes, class_counts, class_names),
+        "log_priors": make_log_priors(config, class_counts),
     }
     if config.task.kind == "classify":
         return Classify(**fields)
@@ -76,6 +96,7 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
         raise UserError(f"{hybrid}; choose a ViT without a ResNet.")
     size = model.field("patch_size")
     labelled = {"loss": "softmax", "label_smoothing": 0, "mixup": 0, "cutmix": 0, "mixed_labels": "share"}
+    labelled |= {"class_weights": None, "focal_gamma": 0, "logit_adjustment": 0}
     refuse(
         (
             not TARGETS[target].outputs(size),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from vit_jax.tasks.task import Batch, Inputs
+from vit_jax.tasks.task import Batch, Inputs, Targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,12 @@ class Classify:
         cutmix: alpha of CutMix (arXiv 1905.04899); 0 for none. With MixUp, each is used in half of the mixing steps.
         mixed_labels: "share": the target of each class of a mixed image is its share of the image. "one": every target
             that is not 0 becomes 1, as with DeiT III's binary cross-entropy (arXiv 2204.07118).
+        focal_gamma: gamma of the focal loss (arXiv 1708.02002, equation 4), by which well classified images count less:
+            each logarithm is multiplied by (1 - p)^gamma, where p is the probability of the target; 0 for none.
+        class_weights: the weight of each class. The loss of an image is multiplied by the weight of its class; if it
+            has several classes or is mixed, by their mean. None: all images count alike.
+        log_priors: what is added to the logits in training, tau times the logarithm of each class's share of the images
+            (logit adjustment, arXiv 2007.07314, equation 10); None for none.
     """
 
     kind: ClassVar[str] = "classify"
@@ -35,6 +41,9 @@ class Classify:
     mixup_probability: float = 1.0
     cutmix: float = 0.0
     mixed_labels: str = "share"
+    focal_gamma: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+    log_priors: tuple[float, ...] | None = None
 
     @property
     def output(self) -> str:
@@ -50,12 +59,24 @@ class Classify:
         """Returns the names of the classes, and the loss, which turns logits into probabilities."""
         return {"class_names": class_names, "loss": self.loss}
 
-    def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Float[Array, "batch classes"]]:
-        """Returns mixed images and targets."""
-        images, targets = self.mix(key, batch["image"], self.targets(batch["label"]))
-        if self.mixed_labels == "one":
-            targets = (targets > 0).astype(targets.dtype)
-        return {"images": images}, targets
+    def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Targets]:
+        """Returns mixed images, and targets [batch, classes] or, with class weights, a pair of these and [batch]."""
+        labels = batch["label"]
+        if self.class_weights is None:
+            images, targets = self.mix(key, batch["image"], self.targets(labels))
+            return {"images": images}, self._finish_targets(targets)
+        images, (targets, weights) = self.mix(key, batch["image"], (self.targets(labels), self.image_weights(labels)))
+        return {"images": images}, (self._finish_targets(targets), weights)
+
+    def _finish_targets(self, targets: Float[Array, "batch classes"]) -> Float[Array, "batch classes"]:
+        return (targets > 0).astype(targets.dtype) if self.mixed_labels == "one" else targets
+
+    def image_weights(self, labels: Int[Array, " batch"] | Int[Array, "batch labels"]) -> Float[Array, " batch"]:
+        """Returns the mean weight of the classes of each image; 1 for an image without a label."""
+        labels, weights = labels.reshape(len(labels), -1), jnp.asarray(self.class_weights)
+        known = labels >= 0
+        total, count = jnp.where(known, weights[labels], 0.0).sum(axis=1), known.sum(axis=1)
+        return jnp.where(count > 0, total / jnp.maximum(count, 1), 1.0)
 
     def test_examples(self, batch: Batch) -> tuple[Inputs, Int[Array, " batch"] | Int[Array, "batch labels"]]:
         """Returns the images of a batch of an evaluation, and their labels as the data have them, not yet one-hot."""
@@ -74,11 +95,12 @@ class Classify:
         self,
         key: PRNGKeyArray,
         images: Float[Array, "batch height width 3"],
-        targets: Float[Array, "batch classes"],
-    ) -> tuple[Float[Array, "batch height width 3"], Float[Array, "batch classes"]]:
+        targets: Targets,
+    ) -> tuple[Float[Array, "batch height width 3"], Targets]:
         """Mixes each row of the global batch with the row before it, and the first row with the last.
 
-        There is one ratio (MixUp) or box (CutMix) per step. Returns the images and the targets.
+        There is one ratio (MixUp) or box (CutMix) per step. Returns the images and the targets, arrays with the rows of
+        the batch.
         """
         if not (self.mixup or self.cutmix):
             return images, targets
@@ -93,13 +115,15 @@ class Classify:
         own = jnp.where(jax.random.uniform(chance_key) < self.mixup_probability, own, 1.0)
         images = own * images + (1 - own) * jnp.roll(images, 1, axis=0)
         ratio = own.mean()
-        return images, ratio * targets + (1 - ratio) * jnp.roll(targets, 1, axis=0)
+        return images, jax.tree.map(lambda rows: ratio * rows + (1 - ratio) * jnp.roll(rows, 1, axis=0), targets)
 
-    def losses(
-        self, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"]
-    ) -> Float[Array, " batch"]:
-        """Returns the loss of each example."""
-        return cross_entropy(self.loss, logits, targets)
+    def losses(self, logits: Float[Array, "batch classes"], targets: Targets) -> Float[Array, " batch"]:
+        """Returns the loss of each example; `targets` is as `train_examples` returns it."""
+        targets, weights = (targets, None) if self.class_weights is None else targets
+        if self.log_priors is not None:
+            logits += jnp.asarray(self.log_priors)
+        losses = focal_loss(self.loss, logits, targets, self.focal_gamma)
+        return losses if weights is None else weights * losses
 
     def metric_sums(
         self,
@@ -134,6 +158,25 @@ def cross_entropy(
     if loss == "softmax":
         return optax.losses.softmax_cross_entropy(logits, targets)
     return optax.losses.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+
+
+def focal_loss(
+    loss: str, logits: Float[Array, "batch classes"], targets: Float[Array, "batch classes"], gamma: float
+) -> Float[Array, " batch"]:
+    """Returns the focal loss of each example, of its softmax or summed over the sigmoids of all classes.
+
+    It is the sum of -(1 - p)^gamma t log(p) over targets t, with the probability p of what is the target: of a class
+    or, with sigmoids, also that an image is not of a class. With gamma 0 it is `cross_entropy`.
+    """
+    if not gamma:
+        return cross_entropy(loss, logits, targets)
+    if loss == "softmax":
+        logs = jax.nn.log_softmax(logits)
+        others = jnp.maximum(-jnp.expm1(logs), 1e-7)  # 1 - p; at 0 a power below 1 has no slope
+        return -(targets * others**gamma * logs).sum(axis=-1)
+    on, off = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+    terms = targets * jnp.exp(gamma * off) * on + (1 - targets) * jnp.exp(gamma * on) * off
+    return -terms.sum(axis=-1)
 
 
 def cutmix_box(key: PRNGKeyArray, alpha: float, size: tuple[int, ...]) -> Float[Array, "height width 1"]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from vit_jax.tasks.classify import Classify
+from vit_jax.tasks.classify import Classify, cross_entropy
 from vit_jax.tasks.task import Targets
 
 
@@ -56,7 +56,7 @@ class Distill(Classify):
     ) -> Float[Array, " batch"]:
         """Returns the loss of each example's `logits` against the teacher's logits, `taught`."""
         if self.teacher_targets == "hard":
-            return super().losses(logits, jax.nn.one_hot(taught.argmax(axis=1), self.num_classes))
+            return cross_entropy(self.loss, logits, jax.nn.one_hot(taught.argmax(axis=1), self.num_classes))
         student, teacher = logits / self.temperature, taught / self.temperature
         if self.loss == "softmax":
             divergence = optax.losses.kl_divergence_with_log_targets(

@@ -1,8 +1,9 @@
 """A training run in progress: its state, and the logs, saves and evaluations between the training steps."""
 
 import contextlib
+import math
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax.sharding import NamedSharding
@@ -13,6 +14,7 @@ from vit_jax.distributed import Supervisor, run_on_all
 from vit_jax.monitoring import Category, MetricWriter, Trace, TrainMetrics, ledger_lines
 from vit_jax.step import StepMetrics, TrainState
 from vit_jax.tasks import Batch
+from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.workdir import Workdir
 
 
@@ -59,17 +61,28 @@ class Run:
                 self._save_preempted()
 
     def steps(self) -> Iterator[tuple[int, Batch]]:
-        """Iterates over (step, batch) for the steps that are left. `step` counts from 1 to `total_steps`.
+        """Iterates over (step, batch) for the steps that are left.
+
+        `step` counts from 1 to `total_steps`, or to the step at which the run ends early.
 
         Raises:
             UserError: the data cannot be read. With one host, the state after the last step is saved before.
         """
-        for step in range(self.step + 1, self._config.total_steps + 1):
+        while self.step < self._workdir.last_step:
+            step = self.step + 1
             self._trace.before(step)
             with self._supervisor.phase(f"data of step {step}", Category.DATA):
                 batch = self._next_batch(step)
-            self._supervisor.enter_phase(f"step {step}", self._workdir.processes.category(step))
+            category = self._workdir.processes.category(step)
+            if self.final_steps and step == self.final_steps[0] + 1:
+                category = Category.COMPILING
+            self._supervisor.enter_phase(f"step {step}", category)
             yield step, batch
+
+    @property
+    def final_steps(self) -> tuple[int, int] | None:
+        """The steps between which the learning rate falls to 0, once an early end is decided; else None."""
+        return self._workdir.stopping.final_steps(self._config)
 
     def record(self, step: int, state: TrainState, values: StepMetrics) -> None:
         """Takes the new state and the metrics of a training step, both on the devices, and logs what is due.
@@ -95,7 +108,10 @@ class Run:
 
     def evaluation_due(self) -> bool:
         """Returns whether an evaluation is due after the current step."""
-        return bool(evals.due_evaluators(self._config, self._evaluators, self.step))
+        return bool(self._due_evaluators())
+
+    def _due_evaluators(self) -> dict[str, evals.Evaluator]:
+        return evals.due_evaluators(self._config, self._evaluators, self.step, self._workdir.last_step)
 
     def save(self) -> None:
         """Starts to save the state. The checkpoint is written in the background.
@@ -117,11 +133,27 @@ class Run:
         """
         with self._log.paused(), self._supervisor.phase(f"evaluation after step {self.step}", Category.EVALUATING):
             with note_saved_step(self.step):
-                due = evals.due_evaluators(self._config, self._evaluators, self.step)
-                self.metrics = evals.run_evaluators(due, self.state.eval_params, self._supervisor.count_step)
+                self.metrics = evals.run_evaluators(
+                    self._due_evaluators(), self.state.eval_params, self._supervisor.count_step
+                )
             self._supervisor.raise_pending()
             self._log.write_metrics(self.step, self.metrics)
-            self._workdir.add_metrics(self.metrics)
+            stopping = self._count_evaluation()
+            self._workdir.note_evaluation(self.metrics, stopping)
+            if stopping.is_decided(self._config) and stopping.step == self.step < self._config.total_steps:
+                self._log.set_total(self._workdir.last_step)
+                self._log.write_text(stopping.describe(self._config))
+
+    def _count_evaluation(self) -> EarlyStopping:
+        """Returns what the evaluations, with the last one, say of an early end: on all hosts what host 0 finds."""
+        config, stopping, metric = self._config, self._workdir.stopping, self._config.checkpoint.best_metric
+        if config.stop_after is None or metric not in self.metrics or stopping.is_decided(config):
+            return stopping
+
+        def count() -> dict[str, Any]:
+            return stopping.count(config, self.step, self.metrics[metric]).to_json()
+
+        return EarlyStopping(**run_on_all(self._supervisor, "early stopping", count)[0])
 
     def evaluate_restored(self) -> None:
         """Evaluates the restored state if an evaluation is due at its step and was not made before the restart."""
@@ -129,10 +161,16 @@ class Run:
             self.evaluate()
 
     def finish(self) -> dict[str, float]:
-        """Exports the model and returns the last metrics. A run that had no steps left to make is evaluated first."""
+        """Exports the model and returns its metrics: those of the last evaluation or, with `stop_after`, of the best.
+
+        A run that had no steps left to make is evaluated first.
+        """
         self._supervisor.enter_phase("the end", Category.EVALUATING, patient=True)
-        if self._workdir.start == self._config.total_steps and not self.metrics:
-            self._log.write_text(describe_end(self.step))
+        ended = self.step
+        if self._config.stop_after is not None:
+            self._take_best()
+        if self._workdir.start == ended and not self.metrics:
+            self._log.write_text(describe_end(ended, self._config.total_steps))
             self.metrics = evals.run_evaluators(self._evaluators, self.state.eval_params, self._supervisor.count_step)
             if not self.step:
                 self._log.write_metrics(0, self.metrics)
@@ -145,6 +183,19 @@ class Run:
         self._log.write_text("\n".join([f"Model: {model}", *ledger_lines(self._workdir.processes.starts)]))
         return self.metrics
 
+    def _take_best(self) -> None:
+        """Replaces the last state, its step and its metrics by those of the best checkpoint."""
+        best = self._workdir.best_step
+        if best in (None, self.step):
+            return
+        self._workdir.wait()
+        jax.tree.map(lambda leaf: leaf.delete(), self.state)  # the devices may not hold two states
+        restored = self._workdir.restore_best()
+        self.state, self.step, found = restored.state, restored.step, restored.manifest["metrics"]
+        if self.metrics:
+            self.metrics = {name: math.nan if value is None else value for name, value in found.items()}
+        self._log.write_text(f"The best checkpoint is exported, that of step {self.step:,}.")
+
     def _next_batch(self, step: int) -> Batch:
         batches, hosts = self._batches, self._supervisor.hosts
         try:
@@ -155,7 +206,7 @@ class Run:
             self.save()
             with note_saved_step(self.step):
                 raise
-        if batches.failure and stop_all_hosts(self._supervisor, self._config.total_steps - step - batches.ready):
+        if batches.failure and stop_all_hosts(self._supervisor, self._workdir.last_step - step - batches.ready):
             self._failure = batches.failure
         return batch
 
@@ -209,10 +260,13 @@ def end_all_hosts(supervisor: Supervisor, workdir: Workdir, step: int, failure: 
     ) from None
 
 
-def describe_end(step: int) -> str:
-    """Returns the line of the log for a run that has no steps left to make."""
+def describe_end(step: int, total: int) -> str:
+    """Returns the line of the log for a run that has no steps left to make, after `step` of `total` steps."""
     if not step:
         return "Nothing to train: total_steps is 0."
+    if step < total:
+        advice = "To train again, choose another --workdir; to train longer, raise or unset stop_after."
+        return f"This run is complete: it stopped early, after {step:,} of {total:,} steps. {advice}"
     advice = "To train again, choose another --workdir; to train longer, raise total_steps."
     return f"This run is complete ({step:,} of {step:,} steps). {advice}"
 

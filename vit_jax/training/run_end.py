@@ -26,6 +26,7 @@ def report_end(
     log: MetricWriter,
     supervisor: Supervisor,
     params: ArrayTree,
+    step: int,
 ) -> None:
     """Writes the mistakes and the HTML page of a finished run into its folder, if `config.report` is set.
 
@@ -38,18 +39,19 @@ def report_end(
         workdir: the folder of the run.
         log: the log of the run.
         supervisor: the supervisor of the run.
-        params: the parameters to evaluate, on the devices.
+        params: the exported parameters, on the devices.
+        step: their step.
     """
     if config.report:
         with supervisor.phase("writing the report", Category.UNKNOWN, patient=True):
-            log.write_text("\n".join(_write_report(config, program, workdir, params)))
+            log.write_text("\n".join(_write_report(config, program, workdir, params, step)))
 
 
-def _write_report(config: ConfigDict, program: Inference, workdir: Workdir, params: ArrayTree) -> list[str]:
+def _write_report(config: ConfigDict, program: Inference, workdir: Workdir, params: ArrayTree, step: int) -> list[str]:
     lines = []
     if jax.process_count() == 1 and any(EVAL_KINDS[each.kind].task == "classify" for each in config.evals.values()):
         work = functools.partial(evals.save_outputs, "mistakes", workdir.path, config, program, params, {})
-        lines += run_or_describe_failure("the report has no mistakes", lambda: work(config.total_steps))
+        lines += run_or_describe_failure("the report has no mistakes", lambda: work(step))
     if jax.process_index() == 0:
         lines += run_or_describe_failure("there is no report", lambda: write_run_page(workdir)) or [
             f"Report: {workdir.location}/{PAGE}"

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, data, interop, monitoring, refuse, user_errors, without_queries
-from vit_jax.checkpoint import Checkpoints
+from vit_jax.checkpoint import Checkpoints, Restored
 from vit_jax.config import check_data, check_resumes, hide_queries, load_config, save_config
 from vit_jax.distributed import SINGLE_HOST, Coordinator, run_on_all
 from vit_jax.monitoring import PROCESS_FILES, Ledger, MetricsCallback, MetricWriter, ProcessFile, last_logged_step
@@ -22,6 +22,7 @@ from vit_jax.program import Program
 from vit_jax.step import TrainState
 from vit_jax.storage import RunFiles, check_init_from, check_workdir
 from vit_jax.training import run_summary
+from vit_jax.training.early_stopping import EarlyStopping
 from vit_jax.training.initial_weights import load_init
 from vit_jax.training.teacher import Teacher, check_teacher
 
@@ -38,6 +39,7 @@ class Workdir:
         path: the folder itself or, for a remote one, a local folder whose files are uploaded.
         start: the number of steps that the run had made when this process opened it.
         evaluated: whether the state after `start` was evaluated; True at 0.
+        stopping: what the evaluations so far say of an early end; see `note_evaluation`.
         processes: the record of the processes and of how they spend their time; set by `open_log`.
     """
 
@@ -78,6 +80,7 @@ class Workdir:
             named = before is not None and have_same_measure(before, config)
             self._checkpoints = Checkpoints(config, location, self.path, coordinator, info.evals, named)
             self.start, self.evaluated = self._checkpoints.latest or 0, True
+            self.stopping = EarlyStopping()
             self._has_model = first and self._files.exists(interop.MODEL_FILE)
             # Checkpoints may have been damaged or removed since the model was exported: the metrics tell its step.
             self._model_step = max(self.start, *self._checkpoints.steps, last_logged_step(self.path) if first else 0)
@@ -122,7 +125,7 @@ class Workdir:
     def restore_or_init(self) -> tuple[TrainState, str]:
         """Returns the state to train from, placed on the mesh, and a sentence on where it comes from.
 
-        Also sets `start` and `evaluated` to those of the restored checkpoint, as newer checkpoints may be damaged.
+        Also sets `start`, `evaluated` and `stopping` to those of the restored checkpoint, as newer ones may be damaged.
 
         Raises:
             UserError: the checkpoint is of other data or another teacher, or beyond the end of the run; all checkpoints
@@ -138,6 +141,8 @@ class Workdir:
             self._checkpoints.open()
         if restored:
             self.start, self.evaluated = restored.step, restored.manifest["evaluated"]
+            if self._checkpoints.ranks_like(restored.manifest):  # else its evaluations say nothing of the present score
+                self._set_stopping(EarlyStopping(**restored.manifest.get("stopping", {})))
             self._warnings = [*restored.set_aside, *warnings]
             stored = ("start", "model") if self._is_complete() else ("start",)
             self._manifest["model"] |= interop.inherited(restored.manifest.get("model", {}))
@@ -169,7 +174,7 @@ class Workdir:
             self.path,
             self.start,
             self.evaluated,
-            config.total_steps,
+            self.last_step,
             config.batch,
             config.data.num_classes,
             self._files.push,
@@ -178,7 +183,7 @@ class Workdir:
         )
         devices = self._program.mesh.devices.flatten().tolist()
         teacher_macs = self._teacher.macs_per_image if self._teacher else 0
-        self.processes = ProcessFile(self.path, self.start, config.total_steps, ledger, devices, teacher_macs)
+        self.processes = ProcessFile(self.path, self.start, self.last_step, ledger, devices, teacher_macs)
         lines = [*run_summary.banner_lines(config, self._program), *self._notes, f"Workdir: {self.location}", origin]
         log.write_text("\n".join(lines))
         for line in self._warnings:
@@ -210,7 +215,17 @@ class Workdir:
             self._files.flush()  # a store that refuses is reported before the first step
 
     def _is_complete(self) -> bool:  # changed settings had no effect on a complete run
-        return 0 < self.start == self._config.total_steps
+        return 0 < self.start == self.last_step
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the run, as far as it is known: `total_steps`, unless the run ends early."""
+        return max(self.start, self.stopping.last_step(self._config))
+
+    def _set_stopping(self, stopping: EarlyStopping) -> None:
+        self.stopping = stopping
+        if self._config.stop_after is not None:
+            self._manifest["stopping"] = stopping.to_json()
 
     def save(self, state: TrainState, step: int) -> None:
         """Starts to save the state after `step`. The checkpoint is written in the background.
@@ -224,14 +239,20 @@ class Workdir:
         with self._until_failure():
             self._checkpoints.save(state, step, self._manifest)
 
-    def add_metrics(self, metrics: dict[str, float]) -> None:
-        """Starts to add the metrics of an evaluation to the newest checkpoint. They decide whether it is the best one.
+    def note_evaluation(self, metrics: dict[str, float], stopping: EarlyStopping) -> None:
+        """Starts to add an evaluation to the newest checkpoint. Its metrics decide whether that is the best one.
+
+        Args:
+            metrics: the metrics.
+            stopping: what the evaluations, with this one, say of an early end.
 
         Raises:
             UserError: the store refuses the logs or does not answer.
         """
         self._flush()  # a checkpoint that says it was evaluated has its line of metrics
-        self._checkpoints.add_metrics(metrics)
+        self._set_stopping(stopping)
+        more = {key: self._manifest[key] for key in ("stopping",) if key in self._manifest}
+        self._checkpoints.add_metrics(metrics, more)
 
     def _flush(self) -> None:
         if self._log:
@@ -267,6 +288,20 @@ class Workdir:
         with self._until_failure():
             self._checkpoints.wait()
 
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best checkpoint; None: no checkpoint has a score."""
+        return self._checkpoints.best
+
+    def restore_best(self) -> Restored:
+        """Returns the best checkpoint, with its state placed on the mesh. All hosts must call it.
+
+        Raises:
+            UserError: no checkpoint with a score is intact, or one cannot be read.
+        """
+        with self._until_failure():
+            return self._checkpoints.restore_best(self._program.state, self._program.state_shardings)
+
     def export(self, state: TrainState) -> str:
         """Writes the weights as `model.npz` and `model.json`, and LoRA adapters if any; returns the path of the .npz.
 
@@ -276,7 +311,7 @@ class Workdir:
         self.wait()
         model = interop.restore_model(self._manifest["model"])
         weights, adapt = jax.tree.map(GatheredArray, state.merged_params), self._config.adapt
-        self.processes.note_state(self._config.total_steps)
+        self.processes.note_state(self.last_step)
         if jax.process_index() == 0:
             interop.save(self.path / interop.MODEL_FILE, model, weights)
         else:

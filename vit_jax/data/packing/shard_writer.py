@@ -43,6 +43,7 @@ from vit_jax.data.shards import (
     parse_example,
     read_manifest,
     report_write_errors,
+    write_label_index,
     write_manifest,
     write_shard,
 )
@@ -120,6 +121,8 @@ class ShardWriter:
         workers: number of threads that read, decode and encode.
         shards: number of shards of each split, at most one for each example; None: shards of about `SHARD_BYTES`, or
             of about `STREAMED_BYTES` if the images are shuffled.
+        index_labels: whether the labels of all images are written beside the shards, as they are in any case if the
+            folder has such files from before.
     """
 
     sources: dict[str, Source]
@@ -131,6 +134,7 @@ class ShardWriter:
     skip_unreadable: bool
     workers: int
     shards: int | None
+    index_labels: bool = False
 
     def run(self, out: str, advance: Callable[[int], None]) -> WrittenShards:
         """Packs what is not packed yet.
@@ -148,6 +152,7 @@ class ShardWriter:
             counts = {split: self.count_shards(split) for split in self.sources}
             check_room(out, sum(self.sizes.values()))
             with report_write_errors(out):
+                before = read_manifest(f"{out}/{MANIFEST_NAME}")
                 finished = resume_progress(out, self.manifest, counts)
             splits: dict[str, list[ShardEntry]] = {split: [] for split in counts}
             for job in self.shard_jobs(counts):
@@ -161,6 +166,10 @@ class ShardWriter:
             packed = {split: tuple(entries) for split, entries in splits.items()}
             with report_write_errors(out):
                 complete = dataclasses.replace(self.manifest, splits=packed)
+                if self.index_labels or (before and before.label_counts):
+                    settings = complete.num_classes, complete.max_labels
+                    counted = {split: write_label_index(out, split, of, *settings) for split, of in packed.items()}
+                    complete = dataclasses.replace(complete, label_counts=counted)
                 write_manifest(f"{out}/{MANIFEST_NAME}", complete)
                 os.remove(f"{out}/{PROGRESS}")
         return summarize(packed, find_emptied(out, self.sources, self.labels, packed), read)
@@ -263,6 +272,7 @@ def make_shard_writer(
     shuffle: int | None = None,
     skip_unreadable: bool = False,
     workers: int = 0,
+    index_labels: bool = False,
 ) -> ShardWriter:
     """Opens the splits to pack and returns their `ShardWriter`, which has written nothing yet.
 
@@ -277,6 +287,7 @@ def make_shard_writer(
         shuffle: seed of a random order of the images; None: the order of the source.
         skip_unreadable: whether unreadable images are left out; False: they raise UserError.
         workers: number of threads; 0: one for each core.
+        index_labels: whether the labels of all images are written beside the shards.
 
     Raises:
         UserError: a class is missing, or see `open_splits`.
@@ -309,7 +320,7 @@ def make_shard_writer(
         },
     )
     labels = dict(zip(selected, range(len(selected)), strict=True))
-    return ShardWriter(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards)
+    return ShardWriter(sources, rows, labels, manifest, encode, known, skip_unreadable, workers, shards, index_labels)
 
 
 def open_splits(source_config: SourceConfig, names: Sequence[str]) -> dict[str, Source]:
@@ -512,7 +523,7 @@ def fixed_settings(manifest: Manifest, counts: Mapping[str, int]) -> dict[str, A
         counts: split -> number of shards.
     """
     fields = manifest.to_json()
-    del fields["splits"]
+    fields = {name: value for name, value in fields.items() if name not in ("splits", "label_counts")}
     return {**fields, "shards": dict(counts)}
 
 

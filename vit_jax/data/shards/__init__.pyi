@@ -2,6 +2,8 @@ from .array_record_file import SHARD_NAME as SHARD_NAME
 from .array_record_file import file_name as file_name
 from .array_record_file import report_write_errors as report_write_errors
 from .array_record_file import write_shard as write_shard
+from .label_index import read_label_index as read_label_index
+from .label_index import write_label_index as write_label_index
 from .manifest import MANIFEST_NAME as MANIFEST_NAME
 from .manifest import SHUFFLE as SHUFFLE
 from .manifest import Duplicate as Duplicate

@@ -90,6 +90,8 @@ class Manifest:
         max_labels: the most labels of an image in multi-label data, or None.
         made_from: what was packed, and the settings; empty if another program made the shards.
         splits: split -> the entries of its shards, in order.
+        label_counts: split -> the number of images of each class; empty: they were not counted, and there are no files
+            of labels (`label_index`).
     """
 
     name: str
@@ -98,10 +100,12 @@ class Manifest:
     max_labels: int | None = None
     made_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     splits: Mapping[str, tuple[ShardEntry, ...]] = dataclasses.field(default_factory=dict)
+    label_counts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object of the manifest."""
-        return {
+        counted = {split: list(counts) for split, counts in self.label_counts.items()}
+        return ({"label_counts": counted} if counted else {}) | {
             "version": VERSION,
             "name": self.name,
             "num_classes": self.num_classes,
@@ -122,6 +126,7 @@ class Manifest:
             max_labels=fields.get("max_labels"),
             made_from=fields.get("made_from", {}),
             splits={split: tuple(map(ShardEntry.from_json, listed)) for split, listed in fields["splits"].items()},
+            label_counts={split: tuple(counts) for split, counts in fields.get("label_counts", {}).items()},
         )
 
 
@@ -171,6 +176,9 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "an object of lists of shards": lambda value: (
         isinstance(value, dict) and all(is_list(listed, dict) for listed in value.values())
     ),
+    "an object of lists of whole numbers": lambda value: (
+        isinstance(value, dict) and all(isinstance(of, list) and all(map(is_whole, of)) for of in value.values())
+    ),
     "null or a list": lambda value: value is None or isinstance(value, list),
     "null or a list of strings": lambda value: value is None or is_list(value, str),
     "null or a whole number": lambda value: value is None or is_whole(value),
@@ -184,6 +192,7 @@ MANIFEST_FIELDS: Fields = {
     "max_labels": "null or a whole number above 0",
     "made_from": "an object",
     "splits": "an object of lists of shards",
+    "label_counts": "an object of lists of whole numbers",
 }
 SHARD_FIELDS: Fields = {
     "name": "a string",
@@ -200,7 +209,7 @@ DUPLICATE_FIELDS: Fields = {
     "image": "a string",
     "distance": "a whole number",
 }
-OPTIONAL = ("class_names", "max_labels", "made_from", "files", "left_out", "duplicates")
+OPTIONAL = ("class_names", "max_labels", "made_from", "label_counts", "files", "left_out", "duplicates")
 
 
 def check_manifest(fields: Mapping[str, Any], path: str) -> None:

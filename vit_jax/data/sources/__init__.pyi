@@ -8,6 +8,7 @@ from .kinds import open_source as open_source
 from .kinds import open_split as open_split
 from .kinds import parse_source as parse_source
 from .kinds import source_label as source_label
+from .mixture import locate_split as locate_split
 from .source import STRETCHES as STRETCHES
 from .source import Label as Label
 from .source import Mixture as Mixture

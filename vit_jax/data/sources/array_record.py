@@ -17,6 +17,8 @@ The format, which `python -m vit_jax.pack` and other programs can write:
       "duplicates": [{"index": in the packed split, "split" and "image": the image that it resembles, "distance": in
       bits}, ...];
       if image files were packed, also "files": a text that changes with their sizes or times
+    label_counts: split -> [number of images of each class]; `SPLIT-labels.npy` beside it then has the label of each
+      record; absent: the labels were not counted
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
   `python -m vit_jax.describe array_record:FOLDER --num-classes=N` writes `info.json` for shards that lack it. Without
@@ -31,9 +33,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64
 
 from vit_jax import UserError, first_names, user_errors
 from vit_jax.data import shards
@@ -194,6 +199,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     counts = {one: [shard.records for shard in listed] for one, listed in splits.shards.items()}
     identity = [packed_identity(shard_set), None if shard_set.manifest else counts, manifest.max_labels]
     parts = tuple(select_examples(split, splits.counts))
+    index = LabelIndex(shard_set.folder, existing, splits.counts, manifest)
     read_record = partial(read_packed, reads_labels=source_config.reads_labels)
     return Source(
         name=f"array_record:{manifest.name}",
@@ -204,8 +210,42 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
         digest=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
         max_labels=manifest.max_labels,
         file_stamp=splits.file_stamp,
+        split_labels=index.split_labels if index.is_complete else None,
+        split_counts=index.split_counts if index.is_complete else None,
         shards=splits.select(parts, shards.SHUFFLE in manifest.made_from),
     )
+
+
+class LabelIndex:
+    """The labels of the records of some splits, where `pack --index-labels` has written them beside the shards.
+
+    Attributes:
+        is_complete: whether they are known for all the splits.
+    """
+
+    def __init__(self, folder: str, wholes: Mapping[str, str], records: Mapping[str, int], manifest: shards.Manifest):
+        """Takes the folder of the shards, the name of each split there, and the number of its records."""
+        self._folder, self._wholes, self._records = folder, dict(wholes), dict(records)
+        self._num_classes, self._counts = manifest.num_classes, manifest.label_counts
+        self._labels = dict[str, Int32[np.ndarray, " n *max_labels"]]()
+        self.is_complete = all(whole in manifest.label_counts for whole in wholes.values())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a worker process needs; it reads no labels here."""
+        return vars(self) | {"_labels": {}}
+
+    def split_labels(self, split: str) -> Int32[np.ndarray, " n *max_labels"]:
+        """Returns the labels of all records of a split; raises UserError if their file is not as it was written."""
+        if split not in self._labels:
+            self._labels[split] = shards.read_label_index(self._folder, self._wholes[split], self._records[split])
+        return self._labels[split]
+
+    def split_counts(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class in a range of a split; the labels are read unless it is all."""
+        if rows == range(self._records[split]):
+            return np.array(self._counts[self._wholes[split]], np.int64)
+        labels = self.split_labels(split)[rows.start : rows.stop]
+        return np.bincount(labels[labels >= 0], minlength=self._num_classes)
 
 
 def list_record_splits(source_config: SourceConfig, name: str) -> list[str]:

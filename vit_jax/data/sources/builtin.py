@@ -4,7 +4,7 @@ import importlib.util
 import zlib
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from vit_jax import UserError
 from vit_jax.data.sources import splits
@@ -38,6 +38,10 @@ class Digits:
         pixels, labels = self.splits[split]
         return pixels[index], int(labels[index])
 
+    def split_labels(self, split: str) -> Int64[np.ndarray, " n"]:
+        """Returns the labels of all images of a split."""
+        return self.splits[split][1]
+
 
 def open_digits(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens scikit-learn's 1,797 handwritten digits: 8 x 8 pixels, grey repeated to RGB, 10 classes.
@@ -48,7 +52,8 @@ def open_digits(source_config: SourceConfig, name: str, split: str) -> Source:
     digits = Digits()
     counts = {split: len(labels) for split, (_, labels) in digits.splits.items()}
     parts = tuple(splits.select_examples(split, counts))
-    return Source("digits", parts, digits.read_example, 10, tuple("0123456789"))
+    names = tuple("0123456789")
+    return Source("digits", parts, digits.read_example, 10, names, split_labels=digits.split_labels)
 
 
 class Synthetic:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax import UserError, first_names, nearest_path, tell, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
@@ -305,6 +306,10 @@ class ImageFolder:
         """
         return ImageHeader.read(self.path(split, index))
 
+    def split_labels(self, split: str) -> Int[np.ndarray, " n"]:
+        """Returns the labels of all files of a split."""
+        return self.labels[canonical_name(split)]
+
     def read_label(self, split: str, index: int) -> int:
         """Returns the label of file `index` of a split."""
         return int(self.labels[canonical_name(split)][index])
@@ -340,6 +345,7 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
         digest=folder.digest,
         file_stamp=folder.file_stamp,
         read_label=folder.read_label,
+        split_labels=folder.split_labels,
         read_name=folder.read_name,
         read_header=None if filesystem.is_remote(folder.root) else folder.read_header,
     )

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32, Int64
 
 from vit_jax import UserError
 from vit_jax.data.sources.source import ClassNames, Example, Label, Mixture, Shards, Source, compose, kinds_of_names
@@ -117,6 +117,27 @@ class MixedExamples:
             return f"{split}/{index}"
         return source.read_name(name, index, **opening if source.shards else {})
 
+    def split_labels(self, split: str) -> Int[np.ndarray, " n *max_labels"]:
+        """Returns the labels in the mixture of all examples of a whole split of a part, whose source must know them."""
+        number, name = locate_split(split)
+        of_split, mapping = self.sources[number].split_labels, self.labels[number]
+        assert of_split
+        labels = of_split(name)
+        if mapping is None:
+            return labels
+        if labels.ndim == 1:
+            return np.array([*mapping, -1], np.int32)[labels]
+        return np.array([map_label(row, mapping) for row in labels], np.int32)
+
+    def split_counts(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class of the mixture in a range of a whole split of a part."""
+        number, name = locate_split(split)
+        counts, mapping = self.sources[number].count_rows(name, rows), self.labels[number]
+        if mapping is None:
+            return counts
+        total = 1 + max(max(of_part) for of_part in self.labels if of_part)
+        return np.bincount(mapping, weights=counts, minlength=total).astype(np.int64)
+
     def file_stamp(self, split: str, indices: Sequence[int]) -> str:
         """Returns a short text that changes when files of a part change; empty, where its digest covers them."""
         number, name = locate_split(split)
@@ -190,6 +211,8 @@ def mix_sources(
         max_labels=sources[0].max_labels,
         file_stamp=None if all(source.file_stamp is None for source in sources) else examples.file_stamp,
         read_name=examples.read_name,
+        split_labels=examples.split_labels if all(source.split_labels for source in sources) else None,
+        split_counts=None if any(source.class_counts() is None for source in sources) else examples.split_counts,
         notes=(*itertools.chain(*(source.notes for source in sources)), describe_join(texts, names, shown, labels)),
         shards=mix_shards(sources),
         origins=tuple(itertools.chain(*(source.origins for source in sources))),

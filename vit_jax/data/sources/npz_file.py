@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 
 from vit_jax import NPZ_ERRORS, UserError, user_errors
 from vit_jax.data.sources.source import Source, SourceConfig
@@ -61,6 +61,10 @@ class NpzFile:
         """Returns (image, label) number `index` of a split."""
         return self.images[split][index], self.read_label(split, index)
 
+    def split_labels(self, split: str) -> Int[np.ndarray, " n"]:
+        """Returns the labels of all images of a split."""
+        return self.labels[self.names[split]]
+
     def read_label(self, split: str, index: int) -> int:
         """Returns the label of an image, -1 if labels were not read."""
         return int(self.labels[self.names[split]][index]) if self.labels else -1
@@ -82,6 +86,7 @@ def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
         class_names=file.class_names,
         digest=file.digest,
         read_label=file.read_label,
+        split_labels=file.split_labels if source_config.reads_labels else None,
         split_names=tuple(file.labels),
     )
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32, Int64
 
 from vit_jax import UserError, format_rounded_up, printable
 from vit_jax.data import images, shards
@@ -127,6 +127,10 @@ class Source:
         file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change, see
             `stamp_files`; None where the digest covers the contents.
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
+        split_labels: whole split -> labels of all its examples, [n] or [n, max_labels], where they are known without
+            reading an image; else None.
+        split_counts: (whole split, range of its examples) -> the number of images of each class, where that is known
+            without the labels; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
         read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None. It also
             takes what `read_example` takes.
@@ -148,6 +152,8 @@ class Source:
     max_labels: int | None = None
     file_stamp: Callable[[str, Sequence[int]], str] | None = None
     read_label: Callable[[str, int], Label] | None = None
+    split_labels: Callable[[str], Int[np.ndarray, " n *max_labels"]] | None = None
+    split_counts: Callable[[str, range], Int64[np.ndarray, " classes"]] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
     read_name: Callable[..., str] | None = None
     class_ids: tuple[str, ...] | None = None
@@ -187,6 +193,29 @@ class Source:
         label = self.read_label(split, row)
         check_range(label_list(label), self.num_classes, f"image {row} of the split {split}", self.needs_labels)
         return label
+
+    def labels(self) -> Int[np.ndarray, " n *max_labels"] | None:
+        """Returns the labels of all examples, or None where they are not known without reading images."""
+        if self.split_labels is None:
+            return None
+        return np.concatenate([self.split_labels(split)[rows.start : rows.stop] for split, rows in self.parts])
+
+    def count_rows(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class in a range of a whole split; `class_counts` must not be None.
+
+        An image with several labels counts for each of them.
+        """
+        if self.split_counts:
+            return self.split_counts(split, rows)
+        assert self.split_labels
+        labels = self.split_labels(split)[rows.start : rows.stop]
+        return np.bincount(labels[labels >= 0].ravel(), minlength=self.num_classes)
+
+    def class_counts(self) -> Int64[np.ndarray, " classes"] | None:
+        """Returns the number of images of each class, or None where it is not known without reading images."""
+        if self.split_labels is None and self.split_counts is None:
+            return None
+        return np.sum([self.count_rows(split, rows) for split, rows in self.parts], axis=0)
 
     def stamp(self, indices: Iterable[int]) -> str:
         """Returns a short text that changes when the files of these examples do; empty: the digest covers them."""
