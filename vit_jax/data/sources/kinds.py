@@ -112,8 +112,10 @@ KINDS = {
 }
 
 
-def open_source(config: ConfigDict, split: str, source: str | None = None, streams: bool = False) -> Source:
-    """Opens a split of `config.data.source`, or of another `source`; see `open_split`.
+def open_source(
+    config: ConfigDict, split: str, source: str | None = None, streams: bool = False, needs_labels: bool = True
+) -> Source:
+    """Opens a split of `config.data.source`, or of another `source`; see `open_split` and `SourceConfig.needs_labels`.
 
     The config's `num_classes` and `max_labels` do not apply to another source, unless it is `synthetic`.
     """
@@ -126,6 +128,7 @@ def open_source(config: ConfigDict, split: str, source: str | None = None, strea
         num_examples=config.data.num_examples,
         train_split=config.data.split,
         resolution=config.resolution,
+        needs_labels=needs_labels,
     )
     return open_split(source_config, split, streams)
 
