@@ -6,6 +6,7 @@ imported before it is used.
 """
 
 import importlib
+import time
 from typing import Any
 
 from vit_jax.errors import BUGS as BUGS
@@ -32,6 +33,9 @@ from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.streams import tell as tell
 
 __version__ = "0.1.0"
+# When Python started, by the monotonic clock. A process may be older: a shell becomes the last command that it runs.
+# Before this line, a command of this package has only computed.
+PYTHON_STARTED = time.monotonic() - time.process_time()
 # What users need; the other names imported above are for the package itself.
 __all__ = ["LostHosts", "NonFiniteLoss", "Preempted", "UserError", "create", "list_models", "load", "save", "train"]
 

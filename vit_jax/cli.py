@@ -28,7 +28,7 @@ from vit_jax import (
 )
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory, reset_settings
-from vit_jax.monitoring import process_age
+from vit_jax.monitoring import python_seconds
 from vit_jax.storage import cache
 from vit_jax.streams import escape_stdout, flush_stderr
 
@@ -199,7 +199,7 @@ def supervised() -> Iterator[Supervisor]:
     Raises:
         UserError: see `distributed.join_cluster`.
     """
-    with Supervisor(age=process_age()) as supervisor:
+    with Supervisor(age=python_seconds()) as supervisor:
         supervisor.join()
         use_compilation_cache()
         yield supervisor
