@@ -14,6 +14,7 @@ from vit_jax.errors import NPZ_ERRORS as NPZ_ERRORS
 from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
+from vit_jax.errors import WrongText as WrongText
 from vit_jax.errors import choose as choose
 from vit_jax.errors import encode_text as encode_text
 from vit_jax.errors import errors_of as errors_of
