@@ -11,6 +11,11 @@ epochs, with batches of 4,096.
 default), its 4 x 4 downsized colours (patch4), or its pixels by least squares (full). The paper also tried to corrupt
 15 % (--config.task.corrupted=0.15), which was slightly worse.
 
+With `dataset=SOURCE` the images are your own, such as folder:PATH, which needs no labels. The rest is that of
+configs/folder.py:
+    python -m vit_jax.main --config=configs/masked_patches.py:dataset=folder:PATH --workdir=PRE
+    python -m vit_jax.main --config=configs/folder.py --config.data.source=folder:LABELLED --config.init_from=PRE
+
 Paper, on ImageNet after fine-tuning (mean_color): 79.9 %, 2 % more than from scratch and 4 % less than after supervised
 pre-training; the gain shrinks after 100,000 steps. The three targets all work, the pixels slightly worse. Hardware and
 time are not stated. Ours: not run; smaller, configs/masked_patches_cifar10.py.
@@ -22,17 +27,23 @@ predicted and how patches are drawn, see vit_jax/tasks/masked_patches.py and pat
 
 from ml_collections import ConfigDict
 
-from configs import base, jft
+from configs import base, folder, jft
 
 TARGETS = ("mean_color", "patch4", "full")
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    """Returns the recipe; `arg` may be target=TARGET.
+    """Returns the recipe; `arg` may be target=TARGET,dataset=SOURCE, or a part of it.
 
     Raises:
         ValueError: `arg` is something else.
     """
+    given = base.parse_argument(arg, target=TARGETS, dataset="")
+    if given["dataset"]:
+        config = folder.get_config()
+        config.data.source = given["dataset"]
+        config.task.label_smoothing = 0.0
+        return mask(config, given["target"])
     config = jft.recipe("ViT-B/16", epochs=14, base_lr=2e-4)
     config.total_epochs = None
     config.total_steps = 1_000_000
@@ -40,7 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.pre_logits = False
     config.model.head_bias = 0.0
     config.task.loss = "softmax"
-    return mask(config, base.parse_argument(arg, target=TARGETS)["target"])
+    return mask(config, given["target"])
 
 
 def mask(config: ConfigDict, target: str) -> ConfigDict:

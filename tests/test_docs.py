@@ -254,7 +254,7 @@ def test_what_is_only_dry_run_is_listed():
 
 
 def write_photos(folder):
-    """Writes data/photos/{cat,dog}/<number>.jpg and one more, data/photo.png."""
+    """Writes data/photos/{cat,dog}/<number>.jpg, the same in one folder, and one more, data/photo.png."""
     random, folder = np.random.default_rng(0), folder / "data"
     for name in ("cat", "dog"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -262,6 +262,9 @@ def write_photos(folder):
             pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{i}.jpg")
     Image.fromarray(pixels).save(folder / "photo.png")
+    (folder / "photos_unlabelled").mkdir()
+    for path in (folder / "photos").rglob("*.jpg"):
+        shutil.copy(path, folder / "photos_unlabelled" / f"{path.parent.name}{path.name}")
 
 
 def write_of_other_libraries(folder):
@@ -413,7 +416,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 39 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 41 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

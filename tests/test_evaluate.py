@@ -31,7 +31,7 @@ from vit_jax.data import loader
 from vit_jax.evals.evaluators import METHODS, FrozenFeatures
 from vit_jax.evals.outputs import compute_outputs
 from vit_jax.evals.prediction_files import write_confusion
-from vit_jax.evals.requests import request_evaluations
+from vit_jax.evals.requests import choose_evaluations, request_evaluations
 from vit_jax.inference import make_inference
 from vit_jax.model import create
 from vit_jax.program import prepare
@@ -331,8 +331,6 @@ def test_a_linear_probe_becomes_a_model_that_classifies_as_it_does(run, passes, 
     assert model.class_names == frozen.class_names and model.preprocess == frozen.preprocess
     assert model.spec == frozen.spec and model.loss == "softmax"
     np.testing.assert_array_equal(params["embed"]["kernel"], before["embed"]["kernel"])
-    with pytest.raises(UserError, match="--save=model needs a linear probe"):
-        evaluate.evaluate(run, requests=["few"], save="model", save_dir=tmp_path)
 
 
 def test_predictions_are_saved_with_names_from_one_pass(run, passes, tmp_path):
@@ -347,6 +345,41 @@ def test_predictions_are_saved_with_names_from_one_pass(run, passes, tmp_path):
     assert all(found[f"test/{metric}"] == plain[f"test/{metric}"] for metric in ("accuracy", "top5", "n"))
     with pytest.raises(UserError, match="--save=predictions needs an evaluation of the head"):
         evaluate.evaluate(run, requests=["few"], save="predictions", save_dir=tmp_path)
+
+
+def test_a_kind_takes_the_splits_of_the_run(quick):
+    """It evaluated 'test', which a folder without splits does not have, and learnt from what it was tested on."""
+    quick.data.split, quick.evals.test.split = "train[:90%]", "train[90%:]"
+    words = ["predictions", "knn", "all=knn:split=test,train_split=train", "other=knn:source=digits"]
+    choose_evaluations(quick, (16, 16), quick.data.preprocess, words, None)
+    read = {name: (one.split, one.get("train_split")) for name, one in quick.evals.items()}
+    assert read == {
+        "predictions": ("train[90%:]", None),
+        "knn": ("train[90%:]", "train[:90%]"),
+        "all": ("test", "train"),
+        "other": ("test", "train"),
+    }
+    with quick.unlocked():  # whose first evaluation is on other data
+        quick.evals = {"test": base.evaluation("classify", source="tfds:cifar10", split="a", preprocess="resize(16)")}
+    quick.evals.test.preprocess = quick.data.preprocess
+    choose_evaluations(quick, (16, 16), None, ["knn"], None)
+    assert (quick.evals.knn.split, quick.evals.knn.train_split) == ("test", "train[:90%]")
+
+
+def test_several_outputs_are_saved_at_once(run, passes, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "join_hosts", lambda: None)
+    words = ["evaluate", str(run), "--evals=predictions", f"--save-dir={tmp_path}"]
+    evaluate.main([*words, "--save=confusion,mistakes", "--save=predictions", "--save=mistakes"])
+    suffixes = ("confusion.csv", "confusion.png", "mistakes.npz", "predictions.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"predictions.test.{one}" for one in suffixes]
+    assert passes == ["test"] and "predictions/accuracy" in capsys.readouterr().out
+    for wrong, sentence in (
+        ("mistake", "unknown word of --save 'mistake'; did you mean 'mistakes'"),
+        ("confusion,model", "--save=model needs a linear probe"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            evaluate.main([*words, f"--save={wrong}"])
+    assert passes == ["test"]  # refused before an image is read
 
 
 def test_the_confusion_matrix_is_saved_with_its_picture(run, tmp_path, monkeypatch):
@@ -374,10 +407,10 @@ def test_slices_of_one_split_are_saved_in_files_of_their_own(run, tmp_path, capl
     evaluate.evaluate(run, requests=[f"knn:k=1,{splits}"], save="features", save_dir=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "knn.test_0_50.features.npz",
-        "knn.test_40_359.features.npz",
+        "knn.test_40_end.features.npz",
     ]
     told = capsys.readouterr().err.splitlines()
-    assert told == [f"Wrote {tmp_path}/knn.{split}.features.npz" for split in ("test_0_50", "test_40_359")]
+    assert told == [f"Wrote {tmp_path}/knn.{split}.features.npz" for split in ("test_0_50", "test_40_end")]
     assert "evals.knn learns from images that it is tested on" in caplog.text
 
 
@@ -461,6 +494,12 @@ def test_a_record_takes_only_evaluations_of_its_own_weights_and_images(run, tmp_
         record_with(*weights, step=20)
     with pytest.raises(UserError, match="an evaluation in --evaluations=FILE does not state its weights"):
         record_with(run, weights=None)
+
+
+def test_top5_of_few_classes_is_not_shown():
+    metrics = {"test/accuracy": 0.5, "test/top5": 1.0, "real/top5_all": 1.0}
+    for classes, shown in ((3, ["test/accuracy"]), (6, [*metrics]), (None, [*metrics])):
+        assert [*evaluate.EvaluationResult(metrics, {}, classes).shown] == shown
 
 
 def test_several_models_are_a_table_or_lines_of_json(run, capsys, monkeypatch):

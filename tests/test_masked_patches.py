@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import masked_patches, masked_patches_cifar10, masked_patches_digits, smoke
+from configs import base, masked_patches, masked_patches_cifar10, masked_patches_digits, smoke
 from vit_jax import UserError, data, evaluate, interop, look, predict, sharding, train
 from vit_jax.config import check_config, resolve_config
 from vit_jax.model import create, parameter_shapes
@@ -43,6 +43,24 @@ def test_the_recipe_is_that_of_the_paper():
     assert (config.base_lr, config.decay_type, config.optim.name, config.resolution) == (2e-4, "cosine", "adamw", 224)
     assert (config.task.corrupted, config.task.masked, config.task.swapped) == (0.5, 0.8, 0.1)
     assert config.total_steps * config.batch / config.data.num_examples == pytest.approx(13.5, abs=0.1)
+
+
+def test_a_folder_without_labels_is_learnt_from_and_evaluated(tmp_path):
+    for number in range(20):
+        Image.fromarray(RANDOM.integers(0, 256, (16, 16, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    config = masked_patches.get_config(f"target=patch4,dataset=folder:{tmp_path}")
+    check_config(config)
+    assert config.task.target == "patch4" and config.data.split == "train[:90%]"
+    config.update_from_flattened_dict({"batch": 8, "total_epochs": None, "total_steps": 0, "resolution": 16})
+    config.update_from_flattened_dict({"warmup_epochs": None, "model.width": 16, "model.depth": 1, "model.mlp_dim": 16})
+    config.model.name, config.model.stochastic_depth = "ViT-mu/8", 0.0
+    metrics = train.train(config, tmp_path / "run")
+    assert metrics["patches/n"] == 2 and np.isfinite(metrics["patches/loss"])
+    assert "18 images without labels" in (tmp_path / "run" / "train.log").read_text()
+    with config.unlocked():
+        config.evals.knn = base.evaluation("knn", split="train[:90%]", preprocess=config.evals.patches.preprocess)
+    with pytest.raises(UserError, match=r"in evals.knn: .* contains images directly .*; it must contain either"):
+        prepare(config)
 
 
 @pytest.mark.parametrize(("small", "tenth"), [(masked_patches_cifar10, 5000), (masked_patches_digits, 144)])

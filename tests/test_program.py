@@ -87,6 +87,28 @@ def test_the_table_of_parameters_shows_what_is_frozen(tiny):
     assert lines["cls"] == "split over fsdp"
 
 
+@pytest.mark.parametrize(
+    ("change", "share"),
+    [
+        ({}, lambda name: 1),
+        ({"optim.lr_multipliers": "embed/.*=0,encoder/blocks/0/.*=0"}, lambda name: (2 - ("blocks" in name)) / 2),
+        ({"optim.frozen_blocks": 1}, lambda name: 0.5 if "blocks" in name else name.startswith(("head", "encoder"))),
+        ({"adapt.rank": 2}, lambda name: name.startswith("head") or name.endswith(("/down", "/up"))),
+    ],
+)
+def test_the_summary_counts_what_is_trained(tiny, change, share):
+    tiny.update_from_flattened_dict(change)
+    program = build(tiny)
+    leaves = tree.flatten(program.state.params)
+    shares = {name: 0 if "lr" in str(change) and name.startswith("embed") else share(name) for name in leaves}
+    trained = int(sum(leaf.size * shares[name] for name, leaf in leaves.items()))
+    told = next(line for line in run_summary.banner_lines(tiny, program) if line.startswith("Model: "))
+    words = f"{tree.count(leaves):,} parameters" + (f" ({trained:,} of them trained)" if change else "")
+    assert f", {words}, activations" in told
+    remark = run_summary.parameter_table(program)[-1].split("  ")[-1].strip()
+    assert remark == (f"{trained:,} trained" if change else f"{tree.count(leaves):,}")
+
+
 def test_a_bad_batch_changes_nothing_but_the_counters(tiny):
     program = build(tiny)
     state = program.init(jax.random.key(0), {})

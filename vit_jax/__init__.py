@@ -6,6 +6,7 @@ imported before it is used.
 """
 
 import importlib
+import time
 from typing import Any
 
 from vit_jax.errors import BUGS as BUGS
@@ -13,6 +14,7 @@ from vit_jax.errors import NPZ_ERRORS as NPZ_ERRORS
 from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
+from vit_jax.errors import WrongText as WrongText
 from vit_jax.errors import choose as choose
 from vit_jax.errors import encode_text as encode_text
 from vit_jax.errors import errors_of as errors_of
@@ -32,6 +34,9 @@ from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.streams import tell as tell
 
 __version__ = "0.1.0"
+# When Python started, by the monotonic clock. A process may be older: a shell becomes the last command that it runs.
+# Before this line, a command of this package has only computed.
+PYTHON_STARTED = time.monotonic() - time.process_time()
 # What users need; the other names imported above are for the package itself.
 __all__ = ["LostHosts", "NonFiniteLoss", "Preempted", "UserError", "create", "list_models", "load", "save", "train"]
 

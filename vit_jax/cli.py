@@ -19,6 +19,7 @@ from vit_jax import (
     NonFiniteLoss,
     Preempted,
     UserError,
+    WrongText,
     exit_code,
     ignore_closed_stdout,
     printable,
@@ -26,9 +27,10 @@ from vit_jax import (
     tell,
     without_queries,
 )
+from vit_jax.config import find_text
 from vit_jax.distributed import Supervisor, join_cluster
 from vit_jax.machine import has_gpu, has_tpu, keep_freed_memory, reset_settings
-from vit_jax.monitoring import process_age
+from vit_jax.monitoring import python_seconds
 from vit_jax.storage import cache
 from vit_jax.streams import escape_stdout, flush_stderr
 
@@ -69,7 +71,7 @@ def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is
         flush_stderr()
         return
     except (UserError, NonFiniteLoss, Preempted, LostHosts) as error:
-        sentence, code = str(error), exit_code(error)
+        sentence, code = find_place(error, sys.argv) + str(error), exit_code(error)
     except (KeyboardInterrupt, Terminated) as error:
         word, number = ("interrupted", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else TERMINATED
         advice = next(iter(getattr(error, "__notes__", [])), rerun_advice)
@@ -83,6 +85,15 @@ def run_command(command: Callable[[list[str]], None], rerun_advice: str = "", is
             tell(traceback.format_exc().rstrip())  # an ordinary exit would first wait for the other hosts
             sentence, code = "internal error; see the traceback above.", 1
     exit_with_message(sentence, code)
+
+
+def find_place(error: BaseException, argv: list[str]) -> str:
+    """Returns `FILE, line N: ` if an error is due to a text in the recipe that a command line names; else nothing."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, WrongText):
+        cause = cause.__cause__
+    place = find_text(argv, *cause.texts) if isinstance(cause, WrongText) else None
+    return f"{place}: " if place else ""
 
 
 def exit_with_message(sentence: str, code: int) -> None:
@@ -199,7 +210,7 @@ def supervised() -> Iterator[Supervisor]:
     Raises:
         UserError: see `distributed.join_cluster`.
     """
-    with Supervisor(age=process_age()) as supervisor:
+    with Supervisor(age=python_seconds()) as supervisor:
         supervisor.join()
         use_compilation_cache()
         yield supervisor

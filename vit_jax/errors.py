@@ -41,6 +41,19 @@ class MissingData(UserError):
     """Data that a configuration names are not here; the sentence says how to prepare them."""
 
 
+class WrongText(UserError):
+    """A text of a configuration cannot be read.
+
+    Attributes:
+        texts: the text as it was written, and the part of it that is wrong.
+    """
+
+    def __init__(self, sentence: str, *texts: str):
+        """Takes the sentence and the texts."""
+        super().__init__(sentence)
+        self.texts = texts
+
+
 class NoAnswer(UserError):
     """A server did not answer in time; it may still do what it was asked to."""
 

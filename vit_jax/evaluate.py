@@ -8,7 +8,8 @@ Examples:
 
 --evals=[NAME=]WHAT[:FIELD=VALUE,...] may be given several times. WHAT is
   an evaluation of the run, by its name: test
-  a kind of evaluation, on the data of the run or on others: fewshot, knn:source=tfds:cifar10
+  a kind of evaluation, on the data of the run or on others: fewshot, knn:source=tfds:cifar10;
+    on those of the run it takes the run's splits, unless it names others
   a recipe, all of whose evaluations are meant: configs/cifar10.py
 docs/fields.md lists the fields of each kind with their defaults. If a field that takes one
 value is given several, as source above, there is one evaluation for each of them.
@@ -23,7 +24,16 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, cli, data, evals, interop, refuse, tell, without_queries
-from vit_jax.evals import OUTPUTS, choose_batch, choose_evaluations, is_run, open_run, open_weights, rounded
+from vit_jax.evals import (
+    OUTPUTS,
+    choose_batch,
+    choose_evaluations,
+    is_run,
+    open_run,
+    open_weights,
+    parse_outputs,
+    rounded,
+)
 from vit_jax.json_text import to_json
 from vit_jax.machine import count_cores
 from vit_jax.text_tables import align
@@ -35,10 +45,20 @@ class EvaluationResult(NamedTuple):
     Attributes:
         metrics: name -> value. For a checkpoint of a run, its `step` too.
         about: `weights`, a digest of the weights, and `evals`, what `data.identify_evals` returns.
+        classes: the number of classes of the model's head; None: it does not classify.
     """
 
     metrics: dict[str, float]
     about: dict[str, Any]
+    classes: int | None = None
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """The metrics that are printed: without top-5 accuracies of five classes or fewer, which are 1."""
+        few = self.classes is not None and self.classes <= 5
+        return {
+            name: value for name, value in self.metrics.items() if not (few and name.endswith(("/top5", "/top5_all")))
+        }
 
 
 def evaluate(path: str | Path, *args: Any, **options: Any) -> dict[str, float]:
@@ -57,7 +77,7 @@ def evaluate_model(
     split: str | None = None,
     requests: Sequence[str] = (),
     data_dir: str | None = None,
-    save: str | None = None,
+    save: str = "",
     save_dir: str | Path = ".",
     resolution: int | tuple[int, ...] | None = None,
     features: Sequence[str] = (),
@@ -76,8 +96,8 @@ def evaluate_model(
             evaluations on their own splits.
         requests: evaluations in place of the run's own, as --evals of the command line; see `request_evaluations`.
         data_dir: as `config.data.data_dir`, in place of the run's.
-        save: features, predictions, confusion or mistakes, see `evals.save_outputs`; or model, see
-            `evals.save_probed_models`.
+        save: what to write, separated by commas: features, predictions, confusion or mistakes, see
+            `evals.save_outputs`; model, see `evals.save_probed_models`. Empty: nothing.
         save_dir: the folder to write these to.
         resolution: the size of the images, as for `vit_jax.load`; only for weights that are not a run.
         features: folders of `vit_jax.embed`, which contain the features of all images of evaluations of features.
@@ -95,6 +115,7 @@ def evaluate_model(
         loaded = open_weights(path, fsdp, source, resolution)
     config, program = loaded.config, loaded.program
     choose_evaluations(config, program.model.image_size, program.model.preprocess, requests, split)
+    wanted = parse_outputs(save, config.evals)
     config.data.data_dir = data_dir or config.data.data_dir
     config.batch_eval = rounded(batch) if batch else min(rounded(loaded.batch), choose_batch(program))
     set_workers(config, workers)
@@ -106,14 +127,16 @@ def evaluate_model(
         cache = evals.read_features(features, config, program, loaded.digest())
     about = {"weights": loaded.digest(), "evals": data.identify_evals(config)}
     placed, folder, written = jax.device_put(weights, program.params_shardings), Path(save_dir), list[str]()
-    if save and save != "model":  # first, as the evaluations use the logits that it leaves in the cache
-        written = evals.save_outputs(save, folder, config, program, placed, cache, loaded.step)
+    for what in wanted:
+        if what != "model":  # which needs the metrics; the others leave outputs in the cache for the evaluations
+            written += evals.save_outputs(what, folder, config, program, placed, cache, loaded.step)
     metrics = evals.check_finite(evals.run_evaluators(evaluators, placed, cache=cache))
-    if save == "model":
-        written = evals.save_probed_models(folder, config, program, weights, cache, metrics)
+    if "model" in wanted:
+        written += evals.save_probed_models(folder, config, program, weights, cache, metrics)
     for path in written:
         tell(f"Wrote {path}")
-    return EvaluationResult({**({} if loaded.step is None else {"step": loaded.step}), **metrics}, about)
+    step = {} if loaded.step is None else {"step": loaded.step}
+    return EvaluationResult({**step, **metrics}, about, program.task.num_classes)
 
 
 def check_numbers(**numbers: tuple[int | None, int]) -> None:
@@ -160,7 +183,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--fsdp", type=int, default=1, help="devices to split the weights over [1]")
     parser.add_argument("--source", help="new place of the data, if they have moved, for example folder:PATH")
     parser.add_argument("--data-dir", help="folder of the TFDS data [that of the run, else TFDS's default]")
-    parser.add_argument("--save", choices=OUTPUTS, help="also write features, ..., or the model of a linear probe")
+    parser.add_argument(
+        "--save",
+        action="append",
+        default=[],
+        metavar="WHAT,...",
+        help=f"also write {', '.join(OUTPUTS)} (of a linear probe); may be given several times",
+    )
     parser.add_argument("--save-dir", default=".", help="folder of these files; one for each of several models [.]")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a model")
     return parser
@@ -178,7 +207,7 @@ def main(argv: list[str]) -> None:
     rows = []
     for number, model in enumerate(models):
         folder = Path(args.save_dir, str(number)) if len(models) > 1 else args.save_dir
-        metrics, about = evaluate_model(
+        found = evaluate_model(
             model,
             args.best,
             args.fsdp,
@@ -188,16 +217,17 @@ def main(argv: list[str]) -> None:
             split=args.split,
             requests=args.evals,
             data_dir=args.data_dir,
-            save=args.save,
+            save=",".join(args.save),
             save_dir=folder,
             resolution=args.resolution,
             features=args.features,
         )
         # The metrics keep the names of the run's evaluation, such as test/accuracy, whatever split it reads.
-        named = {"model": without_queries(model)} if len(models) > 1 else {}
-        rows.append(named | ({} if args.split is None else {"split": args.split}) | metrics)
+        named: dict[str, Any] = {"model": without_queries(model)} if len(models) > 1 else {}
+        named |= {} if args.split is None else {"split": args.split}
+        rows.append(named | found.shown)
         if args.json and jax.process_index() == 0:
-            print(to_json(rows[-1] | about), flush=True)
+            print(to_json(named | found.metrics | found.about), flush=True)
     if not args.json and jax.process_index() == 0:
         print(format_table(rows) if len(rows) > 1 else format_list(rows[0]))
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from vit_jax import UserError
+from vit_jax import UserError, cli
 from vit_jax.config import read_command_line, read_grid
+from vit_jax.program import model_without_data
 
 BODY = """from configs import digits
 
@@ -43,6 +44,40 @@ def test_a_mistake_is_told_with_its_line(line, sentence, tmp_path):
     with pytest.raises(UserError) as raised:
         read(tmp_path, BODY.format(line))
     assert str(raised.value) == f"{tmp_path}/mine.py, line 5: {sentence}"
+
+
+OPS = "inceptoin_crop({resolution})|flip_lr|value_range(-1,1)"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence", "place"),
+    [
+        (f"config.data.preprocess = '{OPS}'", "unknown preprocessing op 'inceptoin_crop'; did you mean", ", line 5: "),
+        (
+            "config.evals.test.preprocess = 'resize(16' + ')|flip_rl|value_range(-1,1)'",
+            "in evals.test: unknown preprocessing op 'flip_rl'; did you mean 'flip_lr'?",
+            ", line 5: ",
+        ),
+        (
+            f"config.data.preprocess = '{OPS}'.replace('toi', 'tio').replace(')|f', ',0)|f')",
+            "wrong arguments in 'inception_crop(16,0)': 0 < area_min <= area_max <= 100 must hold",
+            "",  # which line makes it is not known
+        ),
+        ("config.data.preprocess = 'resize(0)|value_range(-1,1)'", "wrong arguments in 'resize(0)'", ", line 5: "),
+    ],
+)
+def test_a_mistyped_op_is_told_with_its_line(line, sentence, place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "exit_with_message", lambda sentence, code: print(sentence))
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    (tmp_path / "mine.py").write_text(BODY.format(line))
+    for words in ([], [f"--config.data.preprocess={OPS}"]):
+        monkeypatch.setattr(sys, "argv", ["main.py", f"--config={tmp_path}/mine.py", *words])
+        cli.run_command(lambda argv: model_without_data(read_command_line(argv).config))
+        told = capsys.readouterr().out
+        if words:
+            assert told.startswith("unknown preprocessing op")  # the flag is at fault
+        else:
+            assert told.startswith(f"{tmp_path}/mine.py{place}{sentence}" if place else sentence)
 
 
 def test_files_that_cannot_be_run(tmp_path):

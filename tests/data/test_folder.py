@@ -63,6 +63,10 @@ def imagenet(root, lists=None):
     return root
 
 
+def open_folder(root, split, **fields):
+    return sources.open_split(sources.SourceConfig(f"folder:{root}", **fields), split)
+
+
 def labels_of(source):
     """Returns the value of each image's first pixel, over 80, beside its label."""
     return sorted((int(np.asarray(row["image"])[0, 0, 0]) // 79, row["label"]) for row in source)
@@ -87,6 +91,32 @@ def test_a_run_on_a_folder_is_evaluated_and_predicts_in_words(tree, tmp_path, ca
     predict.main(["predict", str(run), str(next((root / "test").rglob("*.JPEG"))), "--top=3"])
     printed = [line.split("%  ")[1] for line in capsys.readouterr().out.splitlines() if "%" in line]
     assert sorted(printed) == sorted(IN_WORDS)
+
+
+@pytest.mark.parametrize("folder", ["", "train", "Training"])
+def test_images_that_need_no_labels(tmp_path, folder):
+    for number in range(9):
+        write_image(tmp_path / folder / f"{number}.png", 27 * number)
+    write_image(tmp_path / folder / "deeper" / "9.png", 27 * 9)
+    with pytest.raises(UserError, match="contains images directly"):
+        open_folder(tmp_path, "train")
+    found = open_folder(tmp_path, "train", needs_labels=False)
+    assert [row["label"] for row in found] == [-1] * 10 and found.num_classes == 0 and found.class_names is None
+    assert {found.example_name(row) for row in range(10)} >= {f"{folder}/8.png".strip("/")}
+    assert sources.describe_classes(found) == "10 images without labels" and "no labels" in found.notes[0]
+    assert len(open_folder(tmp_path, "train[70%:]", reads_labels=False)) == 3
+
+
+def test_labels_are_read_where_they_are_not_needed(tmp_path):
+    root = tiny_imagenet(tmp_path)
+    for split in ("train", "val"):
+        labelled, other = (open_folder(root, split, needs_labels=needed) for needed in (True, False))
+        assert other.fingerprint == labelled.fingerprint and labels_of(other) == labels_of(labelled)
+    assert [row["label"] for row in open_folder(root, "test", needs_labels=False)] == [-1] * 4
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    (tmp_path / "empty" / "val" / "a").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"empty/train contains no images"):
+        open_folder(tmp_path / "empty", "train", needs_labels=False)
 
 
 def test_tiny_imagenet(tmp_path, caplog, capsys):

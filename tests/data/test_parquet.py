@@ -4,6 +4,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from tests.data.test_sources import open_source
 from vit_jax import UserError, data, pack
 from vit_jax.data.images import DecodeError
 from vit_jax.data.shards import parquet_file
-from vit_jax.data.sources import open_split
+from vit_jax.data.sources import SourceConfig, change_paths, open_split
 from vit_jax.storage import filesystem
 
 
@@ -79,7 +80,7 @@ def test_columns_are_chosen_by_name_or_kind(tmp_path):
     assert [one["label"] for one in other] == [row % 2 for row in range(9)] and other.class_names is None
     assert other.fingerprint != source.fingerprint
     with pytest.raises(
-        UserError, match=r"not known, since its files do not describe the column coarse; set --config.d"
+        UserError, match=r"do not describe the column coarse; set --config.data.num_classes, or write the names of the"
     ):
         opened(f"{one},label=coarse", num_classes=None)
     two = write_table(tmp_path / "two.parquet", {**features, "coarse": {**fine, "names": ["x", "y"]}}, **columns)
@@ -90,6 +91,79 @@ def test_columns_are_chosen_by_name_or_kind(tmp_path):
         UserError, match=r"has no column picture, only img, fine, coarse; .* the images .* as ,image=COLUMN"
     ):
         opened(f"{two},image=picture,label=fine")
+
+
+def test_names_as_labels_are_the_classes_of_train(tmp_path):
+    words = ["owl", "cat", "dog"] * 3
+    write_table(tmp_path / "train.parquet", label=words)
+    source = write_table(tmp_path / "test.parquet", count=3, label=["dog", "owl", "owl"]).replace("/test.parquet", "")
+    for split, labels in (("train", [2, 0, 1] * 3), ("test", [1, 2, 2])):
+        found = opened(source, split, num_classes=None)
+        assert found.class_names == ("cat", "dog", "owl") and [one["label"] for one in found] == labels
+    (tmp_path / "names.txt").write_text("dog\nowl\ncat\nbird\n")
+    found = opened(f"{source},classes={tmp_path}/names.txt", "test", num_classes=None)
+    assert found.class_names == ("dog", "owl", "cat", "bird") and [one["label"] for one in found] == [0, 1, 1]
+    write_table(tmp_path / "test.parquet", count=3, label=["dog", "eel", "owl"])
+    with pytest.raises(UserError, match=r"record 1 of .* must be a whole number, or one of the names .*, not 'eel'"):
+        opened(source, "test", num_classes=None)[1]
+    dictionary = pa.array(words).dictionary_encode()
+    for column in (dictionary, pa.array([[word] for word in words])):
+        name = "once" if column is dictionary else "lists"
+        other = write_table(tmp_path / name / "a.parquet", label=column)
+        assert [one["label"] for one in opened(other, num_classes=None)] == [2, 0, 1] * 3
+
+
+def test_numbers_get_names_from_a_file(tmp_path):
+    source = write_table(tmp_path / "a.parquet")
+    names = tmp_path / "names.txt"
+    names.write_text("cat\nsea lion\r\n  owl\n\n", newline="")
+    found = opened(f"{source},classes={names}", num_classes=None)
+    assert found.class_names == ("cat", "sea lion", "owl") and [one["label"] for one in found] == [0, 1, 2] * 3
+    for wrong, name in (("", ""), ("cat\n\nowl", ""), ("cat\ncat", "cat")):
+        names.write_text(wrong)
+        with pytest.raises(UserError, match=f"names.txt has a class '{name}'; each class must have a name of its own"):
+            opened(f"{source},classes={names}")
+    feature = {"_type": "ClassLabel", "names": ["a", "b", "c"]}
+    write_table(tmp_path / "a.parquet", {"label": feature})
+    names.write_text("cat\ndog\n")
+    with pytest.raises(UserError, match=r"names.txt names 2 classes, but the files of .* state 3"):
+        opened(f"{source},classes={names}")
+    names.write_text("x\ny\nz\n")
+    assert opened(f"{source},classes={names}").class_names == ("x", "y", "z")
+    with pytest.raises(UserError, match=r"cannot read .*absent.txt"):
+        opened(f"{source},classes={tmp_path}/absent.txt")
+
+
+def test_texts_that_are_no_classes_are_refused(tmp_path):
+    captions = write_table(tmp_path / "a.parquet", label=[f"a photo of {row}" for row in range(9)])
+    with pytest.raises(UserError, match=r"gives 9 images 9 classes, such as 'a photo of 0', so it is not one of clas"):
+        opened(captions)
+    gap = write_table(tmp_path / "b.parquet", label=["cat", ""] * 4 + ["cat"])
+    with pytest.raises(UserError, match=r"the column label of .* has a class ''; each class must have a name"):
+        opened(gap)
+
+
+def test_names_in_a_bucket_are_listed_from_copies(here, there, tmp_path, monkeypatch):  # noqa: F811
+    write_table(tmp_path / "named" / "train.parquet", label=["owl", "cat", "dog"] * 3)
+    (tmp_path / "names.txt").write_text("dog\nowl\ncat\n")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "named"), "/b/named", recursive=True)
+    store.put(str(tmp_path / "names.txt"), "/b/names.txt")
+    config = SourceConfig("parquet:memory://b/named")
+    assert open_split(config, "train").class_names == ("cat", "dog", "owl")
+    monkeypatch.setenv("VIT_JAX_CACHE_GB", "1e-9")
+    with pytest.raises(UserError, match=r"do not fit into the cache .* to list them; write the names of the classes"):
+        open_split(config, "train", streams=True)
+    config = SourceConfig("parquet:memory://b/named,classes=memory://b/names.txt")
+    assert open_split(config, "train", streams=True).class_names == ("dog", "owl", "cat")
+
+
+def test_the_file_of_names_is_a_path_of_the_source():
+    moved = {"a/b,label=c,classes=d.txt": "A/b,label=c,classes=D.txt", "a,classes=d": "A,classes=D"}
+    for before, after in moved.items():
+        change = (lambda path: path.replace("a", "A"), lambda path: path.replace("d", "D"))
+        assert change_paths(f"parquet:{before}", *change) == f"parquet:{after}"
+    assert change_paths("hf://datasets/a/b,classes=d.txt", str.upper, str.upper) == "hf://datasets/a/b,classes=D.TXT"
 
 
 def test_labels_of_multi_label_data(tmp_path):
@@ -109,10 +183,7 @@ def test_labels_of_multi_label_data(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        (
-            {"label": ["cat"] * 9},
-            r"the column label of record 0 of .*a.parquet must be a whole number, or a list of th",
-        ),
+        ({"label": [0.5] * 9}, r"the column label of record 0 of .*a.parquet must be a whole number, or a list of th"),
         ({"label": [None] * 9}, r"must be a whole number, or a list of these, not None"),
         ({"label": [-2] * 9}, r"has the label -2, but there are 3 classes"),
         ({"label": [0] * 9, "image": [None] * 9}, r"cannot read record 0 of .*: its column image contains no bytes of"),

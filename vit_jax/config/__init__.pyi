@@ -31,6 +31,7 @@ from .make_config import flatten_config as flatten_config
 from .make_config import get_config as get_config
 from .make_config import list_places as list_places
 from .recipes import Recipe as Recipe
+from .recipes import find_text as find_text
 from .recipes import parse_argument as parse_argument
 from .resolve import DURATIONS as DURATIONS
 from .resolve import count_steps as count_steps

@@ -1,5 +1,6 @@
 """Recipes: files with a function `get_config`, found and executed by their path."""
 
+import ast
 import contextlib
 import dataclasses
 import importlib.util
@@ -91,6 +92,42 @@ class Recipe:
                 return function(*words)
             except ValueError as error:
                 raise UserError(f"{self}: {str(error).rstrip('.')}.") from error
+
+
+def find_text(argv: list[str], *texts: str) -> str | None:
+    """Returns `FILE, line N` of the text of a recipe that a command line names.
+
+    It is a text constant of the recipe, or of a module in its folder that it has imported.
+
+    Args:
+        argv: the command line.
+        texts: a text and parts of it. The first for which a single line has a constant that is equal to it, or else
+            contains it, is found.
+
+    Returns:
+        The place; or None if there is no such line, or the command line itself contains one of the texts.
+    """
+    if any(text in word for text in texts for word in argv[1:]) or not any(w.startswith("--config=") for w in argv):
+        return None
+    file = find_recipe(argv).file
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    beside = [Path(path) for path in modules if path and Path(path).parent == file.resolve().parent]
+    constants = [
+        (path, node.lineno, node.value)
+        for path in dict.fromkeys([file, *beside])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    for text in texts:
+        whole = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
+        for places in (
+            {(path, line) for path, line, value in constants if value == text},
+            {(path, line) for path, line, value in constants if whole.search(value)},
+        ):
+            if len(places) == 1:
+                [(path, line)] = places
+                return f"{path}, line {line}"
+    return None
 
 
 def find_recipe(argv: list[str]) -> Recipe:

@@ -266,7 +266,7 @@ def sample_images(config: ConfigDict, split: str, count: int) -> tuple[list[imag
     Raises:
         UserError: the source is wrong or missing, or has no such split.
     """
-    source = sources.open_source(config, split, streams=True)
+    source = sources.open_source(config, split, streams=True, needs_labels=False)
     with source.opened() as readable:
         rows = [readable[i] for i in np.linspace(0, len(source) - 1, min(count, len(source)), dtype=int).tolist()]
     names = source.class_names or range(source.num_classes)

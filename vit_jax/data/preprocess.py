@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float32
 
-from vit_jax import UserError, choose
+from vit_jax import UserError, WrongText, choose
 from vit_jax.data import augment
 from vit_jax.data.images import (
     FILTERS,
@@ -433,11 +433,15 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
         fast: whether bilinear resizing may be off by one grey level, to take less time.
 
     Raises:
-        UserError: an op or an argument is unknown or wrong, the size of the result is not fixed, a crop is larger than
-            any image that reaches it, or the last op is not value_range.
+        WrongText: an op or an argument is unknown or wrong.
+        UserError: the size of the result is not fixed, a crop is larger than any image that reaches it, or the last op
+            is not value_range.
     """
     text = fill_resolution(pipe, resolution)
-    calls = parse_calls(text)
+    try:
+        calls = parse_calls(text)
+    except WrongText as error:
+        raise WrongText(str(error), pipe, *error.texts) from None
     names = [name for name, _ in calls]
     if names[-1:] != ["value_range"] or names.count("value_range") != 1:
         raise UserError(
@@ -459,9 +463,15 @@ def parse_pipe(pipe: str, resolution: int, fast: bool = False) -> Preprocessor:
 
 
 def parse_calls(pipe: str) -> list[Call]:
-    """Returns the calls of ops in a pipe with numbers for `{resolution}`; raises UserError if one cannot be read."""
+    """Returns the calls of ops in a pipe with numbers for `{resolution}`; raises WrongText if one cannot be read."""
     parts = [part.strip() for part in pipe.split("|")]
-    return [parse_op(part, pipe) for part in (parts[1:] if parts[0] == "decode" else parts)]
+    calls = []
+    for part in parts[1:] if parts[0] == "decode" else parts:
+        try:
+            calls.append(parse_op(part, pipe))
+        except UserError as error:
+            raise WrongText(str(error), part.partition("(")[0]) from None
+    return calls
 
 
 def value_range_of(pipe: str) -> tuple[float, float]:

@@ -11,8 +11,8 @@ from typing import TypeAlias, TypeVar
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import UserError
-from vit_jax.config import Place, eval_fields, first_evaluation, has_classes_of_head, place_of
+from vit_jax import UserError, errors_of
+from vit_jax.config import EVAL_KINDS, Place, eval_fields, first_evaluation, has_classes_of_head, place_of
 from vit_jax.data import sources
 from vit_jax.data.class_counts import describe_counts, describe_draws, drawn_counts
 from vit_jax.data.order_choice import check_eval_disk, choose_order, eval_order
@@ -193,7 +193,8 @@ def open_training(config: ConfigDict) -> sources.Source:
     Raises:
         UserError: the source is wrong or missing, or has no such split.
     """
-    return sources.open_source(config, config.data.split, streams=config.data.order != "global")
+    streams, needs_labels = config.data.order != "global", config.task.kind != "masked_patches"
+    return sources.open_source(config, config.data.split, streams=streams, needs_labels=needs_labels)
 
 
 def with_sources(config: ConfigDict, change: Callable[[str], str]) -> ConfigDict:
@@ -314,10 +315,8 @@ def eval_preprocessor(
     Raises:
         UserError: the pipe is wrong, or gives images of another shape or range of values.
     """
-    try:
+    with errors_of(f"in evals.{name}"):
         preprocess = parse_pipe(config.evals[name].preprocess, config.resolution)
-    except UserError as error:
-        raise UserError(f"in evals.{name}: {error}") from None
     if preprocess.shape != shape:
         raise UserError(
             f"evals.{name}.preprocess gives images of {preprocess.shape}, but the model needs {shape}; change the "
@@ -354,6 +353,8 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
             training.
     """
     eval_config, keys = config.evals[name], eval_keys(config, name)
+    if needs_labels(eval_config):
+        opened = {key: source for key, source in opened.items() if source.num_classes}
     try:
         eval_sources = {key: opened.get(key) or open_eval_source(config, name, key) for key in keys}
     except UserError as error:
@@ -377,14 +378,20 @@ def open_eval_source(config: ConfigDict, name: str, key: tuple[str, str]) -> sou
             to learn from, the message says how to divide that split.
     """
     source, split = key
+    labelled = needs_labels(config.evals[name])
     try:
-        return sources.open_source(config, split, source or None, streams=True)
+        return sources.open_source(config, split, source or None, streams=True, needs_labels=labelled)
     except sources.UnknownSplit as error:
         if len(error.existing) > 1 or "train_split" not in eval_fields(config.evals[name].kind):
             raise
         [whole] = error.existing
         fields = f"train_split={whole}[:70%],split={whole}[70%:]"
         raise UserError(f"{error} To learn from a part of {whole} and test on the rest, set {fields}") from None
+
+
+def needs_labels(eval_config: ConfigDict) -> bool:
+    """Returns whether an evaluation reads the labels of its data."""
+    return EVAL_KINDS[eval_config.kind].task != "masked_patches"
 
 
 def eval_batch_size(config: ConfigDict) -> int:

@@ -24,6 +24,7 @@ from .probed_model import save_probed_models as save_probed_models
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
 from .requests import list_request_places as list_request_places
+from .requests import parse_outputs as parse_outputs
 from .texts import Texts as Texts
 from .texts import make_texts as make_texts
 from .texts import read_texts as read_texts

@@ -4,7 +4,6 @@ The mistakes of a classifier are a small file: how often it confuses which class
 """
 
 import importlib.util
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +17,7 @@ from vit_jax import UserError, data, encode_text, user_errors
 from vit_jax.config import EVAL_KINDS
 from vit_jax.data import Preprocessor
 from vit_jax.data.images import resize_pixels
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, parse_split
 from vit_jax.evals import scores
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
 from vit_jax.evals.predictions import Predictions, map_predictions
@@ -61,18 +60,15 @@ def save_outputs(
         The paths of the files that this process wrote; empty on all processes but the first.
 
     Raises:
-        UserError: no evaluation has predictions, images have several labels, an image cannot be read, outputs are not
-            finite, or the folder cannot be written to.
+        UserError: images have several labels, an image cannot be read, outputs are not finite, or the folder cannot be
+            written to.
     """
-    parts = list_parts(config, program, what)
-    if not parts:
-        raise UserError(f"--save={what} needs an evaluation of the head, for example --evals=classify.")
     if jax.process_index() == 0:
         with user_errors(f"cannot write to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)  # before anything is computed
     kind = "features" if what == "features" else "logits"
     written = list[str]()
-    for (name, split), batches in parts.items():
+    for (name, split), batches in list_parts(config, program, what).items():
         outputs, labels = compute_outputs(program, kind, params, batches, cache)
         refuse_nonfinite(f"evals.{name}: the {kind}", count_nonfinite(outputs), len(outputs))
         if jax.process_index() > 0:
@@ -217,17 +213,12 @@ def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[
         task = EVAL_KINDS[eval_config.kind].task
         for part, split in enumerate(splits) if what == "features" or task == "classify" else ():
             batches = data.EvalBatches(config, name, program.batch_sharding, {}, part)
-            parts[name, split_label(split, batches.source.parts)] = batches
+            parts[name, split_label(split)] = batches
     return parts
 
 
-def split_label(split: str, parts: tuple[tuple[str, range], ...]) -> str:
-    """Returns a split as part of a file name: "test" -> "test", "train[:800]" -> "train_0_800".
-
-    Args:
-        split: the split as written.
-        parts: name of a whole split and its selected rows, as in `Source.parts`.
-    """
-    if "[" in split:
-        return "_".join(f"{name}_{rows.start}_{rows.stop}" for name, rows in parts)
-    return re.sub(r"\W+", "_", split)
+def split_label(split: str) -> str:
+    """Returns a split as part of a file name: "train[:800]" -> "train_0_800", "train[70%:]" -> "train_70pct_end"."""
+    parts = parse_split(split)
+    ends = [(start or "0", stop or "end") if start or stop else () for _, start, stop in parts]
+    return "_".join("_".join([name, *both]) for (name, *_), both in zip(parts, ends, strict=True)).replace("%", "pct")

@@ -7,15 +7,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, data, interop, tree, user_errors
+from vit_jax import data, interop, tree, user_errors
 from vit_jax.evals.labelled_features import Examples
 from vit_jax.evals.outputs import OutputCache, compute_outputs
 from vit_jax.evals.probe import choose_fit, learn_head
+from vit_jax.evals.requests import PROBES
 from vit_jax.inference import Inference
 from vit_jax.model import parameter_shapes
 from vit_jax.tree import ArrayTree
-
-SETTINGS = {"probe": "l2", "probe_sgd": "rate"}  # kind of evaluation -> the metric that is its chosen setting
 
 
 def save_probed_models(
@@ -43,18 +42,17 @@ def save_probed_models(
         The paths of the files that this process wrote; empty on all processes but the first.
 
     Raises:
-        UserError: no evaluation is a linear probe, or a file cannot be written.
+        UserError: a file cannot be written.
     """
-    probes = {name: eval_config for name, eval_config in config.evals.items() if eval_config.kind in SETTINGS}
-    if not probes:
-        raise UserError("--save=model needs a linear probe, for example --evals=probe.")
     written = list[str]()
-    for name, eval_config in probes.items():
+    for name, eval_config in config.evals.items():
+        if eval_config.kind not in PROBES:
+            continue
         batches = data.EvalBatches(config, name, program.batch_sharding, {}, part=1)
         train = Examples(*compute_outputs(program, "features", params, batches, cache))
         if jax.process_index() > 0:
             continue
-        setting, source = metrics[f"{name}/{SETTINGS[eval_config.kind]}"], batches.source
+        setting, source = metrics[f"{name}/{PROBES[eval_config.kind]}"], batches.source
         kernel, bias = learn_head(train, choose_fit(eval_config), setting, source.num_classes)
         one_head = {"head": "image", "distilled_head": False} if program.model.field("head") else {}
         model = program.model.with_fields(num_classes=source.num_classes, **one_head)

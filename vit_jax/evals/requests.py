@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from ml_collections import ConfigDict
 
@@ -20,7 +21,9 @@ from vit_jax.config import (
 )
 from vit_jax.data.sources import source_label
 
-OUTPUTS = ("features", "predictions", "confusion", "mistakes", "model")  # what a command can save
+OF_HEAD = ("predictions", "confusion", "mistakes")  # what a command can save of evaluations of the head
+OUTPUTS = ("features", *OF_HEAD, "model")  # what a command can save
+PROBES = {"probe": "l2", "probe_sgd": "rate"}  # kind of a linear probe -> the metric that is its chosen setting
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 # A comma between two fields or values of a request: not one in brackets, nor one before an option of a data source.
@@ -54,7 +57,7 @@ def choose_evaluations(
     if requests:
         pipe = config.evals[first_evaluation(config)].preprocess if len(config.evals) else preprocess
         with config.unlocked():
-            config.evals = request_evaluations(requests, dict(config.evals.items()), pipe)
+            config.evals = request_evaluations(requests, dict(config.evals.items()), pipe, splits_of_run(config))
     if not len(config.evals):
         raise UserError(
             "weights that are not a run have no evaluations of their own; add one, for example "
@@ -77,7 +80,24 @@ def choose_split(config: ConfigDict, split: str) -> None:
     config.evals[first].split = split
 
 
-def request_evaluations(arguments: Sequence[str], own: Mapping[str, ConfigDict], preprocess: str | None) -> ConfigDict:
+def splits_of_run(config: ConfigDict) -> dict[str, str]:
+    """Returns field -> split of an evaluation that is requested by its kind, on the data of a run; {} without a run.
+
+    It evaluates the images of the run's first evaluation, and learns from those of the training.
+    """
+    if not len(config.evals):
+        return {}
+    first = config.evals[first_evaluation(config)]
+    evaluated = {"split": first.split} if first.source in (None, config.data.source) else {}
+    return {"train_split": config.data.split} | evaluated
+
+
+def request_evaluations(
+    arguments: Sequence[str],
+    own: Mapping[str, ConfigDict],
+    preprocess: str | None,
+    splits: Mapping[str, str] = MappingProxyType({}),
+) -> ConfigDict:
     """Returns name -> configuration of the requested evaluations.
 
     Args:
@@ -86,6 +106,7 @@ def request_evaluations(arguments: Sequence[str], own: Mapping[str, ConfigDict],
             value is given several, there is one evaluation for each of them.
         own: name -> configuration of the evaluations of the run.
         preprocess: the preprocessing of evaluations that are requested by kind and state none; None: the default.
+        splits: field -> split of evaluations that are requested by kind and state neither this field nor a source.
 
     Raises:
         UserError: there is no such evaluation, kind, file or field, a value has the wrong type, or two evaluations have
@@ -93,14 +114,16 @@ def request_evaluations(arguments: Sequence[str], own: Mapping[str, ConfigDict],
     """
     evaluations = ConfigDict()
     for argument in arguments:
-        for name, requested in _request(argument, own, preprocess):
+        for name, requested in _request(argument, own, preprocess, splits):
             if name in evaluations:
                 raise UserError(f"two evaluations are called {name}; give one another name: --evals=NAME={argument}.")
             evaluations[name] = requested
     return evaluations
 
 
-def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -> Iterator[tuple[str, ConfigDict]]:
+def _request(
+    word: str, own: Mapping[str, ConfigDict], preprocess: str | None, splits: Mapping[str, str]
+) -> Iterator[tuple[str, ConfigDict]]:
     match = REQUEST.fullmatch(word)
     if not match:
         raise UserError(f"cannot read --evals={word}; write --evals=[NAME=]KIND[:FIELD=VALUE,...].")
@@ -114,6 +137,8 @@ def _request(word: str, own: Mapping[str, ConfigDict], preprocess: str | None) -
         start = evaluation(choose("evaluation or kind of evaluation", what, [*own, *EVAL_KINDS]))
         start.preprocess = preprocess or start.preprocess
     given = parse_fields(match["fields"] or "", start)
+    if what not in own and "source" not in given:
+        start.update({field: split for field, split in splits.items() if field in start})
     label = name or "_".join([what, *(source_label(value[0]) for field, value in given.items() if field == "source")])
     several = [field for field, values in given.items() if len(values) > 1]
     for values in itertools.product(*given.values()):
@@ -160,6 +185,26 @@ def list_request_places(request: str) -> Iterator[tuple[str, str, Place]]:
         if place := place_of(f"evals.*.{field}"):
             for value in re.split(COMMA, values):
                 yield f"--evals={request.partition(':')[0]}:{field}", value, place
+
+
+def parse_outputs(text: str, evaluations: ConfigDict) -> list[str]:
+    """Returns the words of --save, each once.
+
+    Args:
+        text: words of `OUTPUTS`, separated by commas; may be empty.
+        evaluations: name -> configuration of the evaluations.
+
+    Raises:
+        UserError: there is no such word, or no evaluation has what it stands for.
+    """
+    words = list(dict.fromkeys(choose("word of --save", word, OUTPUTS) for word in text.split(",") if word))
+    kinds = {own.kind for own in evaluations.values()}
+    for word in words:
+        if word in OF_HEAD and not any(EVAL_KINDS[kind].task == "classify" for kind in kinds):
+            raise UserError(f"--save={word} needs an evaluation of the head, for example --evals=classify.")
+        if word == "model" and kinds.isdisjoint(PROBES):
+            raise UserError("--save=model needs a linear probe, for example --evals=probe.")
+    return words
 
 
 def _recipe_evaluations(recipe: str) -> Iterator[tuple[str, ConfigDict]]:

@@ -8,7 +8,7 @@ from .metrics_file import last_logged_step as last_logged_step
 from .metrics_file import read_metrics as read_metrics
 from .process_ledger import Category as Category
 from .process_ledger import Ledger as Ledger
-from .process_ledger import process_age as process_age
+from .process_ledger import python_seconds as python_seconds
 from .profiler import Trace as Trace
 from .run_folder import RunFolder as RunFolder
 from .run_folder import fields_as_text as fields_as_text

@@ -2,15 +2,14 @@
 
 import contextlib
 import enum
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
+from vit_jax import PYTHON_STARTED
 from vit_jax.tree import ArrayTree
 
 # For the results that are still computed at the end; Python must not end while they are awaited.
@@ -26,7 +25,7 @@ class Category(enum.StrEnum):
     EVALUATING = "evaluating"  # with what evaluations read and compile
     SAVING = "saving"  # the part of saves that training waits for, and the export at the end
     RESTORING = "restoring"  # a checkpoint is read and compared with its fingerprints
-    STARTING = "starting"  # from the start of the process to the first batch, without the other categories
+    STARTING = "starting"  # from the start of Python to the first batch, without the other categories
     REDONE = "steps done again"  # steps that an earlier start had made and not saved
     IDLE = "idle between starts"  # from the last write of a start to the beginning of the next start
     UNKNOWN = "unknown"  # none of these: a report, the end after a failure
@@ -118,10 +117,6 @@ class Ledger:
         self._devices.close()
 
 
-def process_age() -> float:
-    """Returns the seconds since this process began, before it imported anything; 0.0 where Linux does not tell."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # proc_pid_stat(5): starttime
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
+def python_seconds() -> float:
+    """Returns the seconds since Python started in this process, before it imported anything."""
+    return time.monotonic() - PYTHON_STARTED

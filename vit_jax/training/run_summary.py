@@ -39,18 +39,20 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
+    classes = f"of {config.data.num_classes:,} classes" if config.data.num_classes else "without labels"
+    count, trained = tree.count(program.state.params), count_trained(program)
+    fewer = f" ({trained:,} of them trained)" if trained < count else ""
     cores = count_cores()
     workers = choose_workers(config.data.workers, cores)
     resized = ", ".join(f"{field} {now} instead of {named}" for field, (named, now) in model.resized.items())
     return [
         f"vit_jax {__version__}, jax {jax.__version__}, Python {platform.python_version()}",
         f"Devices: {devices} x {kind} on {jax.process_count()} host(s), mesh {axes}",
-        f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images of "
-        f"{config.data.num_classes:,} classes, {height}x{width} pixels",
+        f"Data: {config.data.source} {config.data.split}, {config.data.num_examples:,} images {classes}, "
+        f"{height}x{width} pixels",
         *([f"Loader: {workers} worker processes on {cores} cores of this host"] if workers else []),
         "Evaluations: " + ", ".join(f"{name} on {config.evals[name].split}" for name in config.evals),
-        f"Model: {model.name}, {sizes}, {tree.count(program.state.params):,} parameters, activations "
-        f"{model.field('dtype')}",
+        f"Model: {model.name}, {sizes}, {count:,} parameters{fewer}, activations {model.field('dtype')}",
         *([f"Not of the size {model.name}, as the configuration sets {resized}"] if resized else []),
         *(
             [f"Attention: {model.field('attention')}; {reason}"]
@@ -66,6 +68,13 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
         f"Length: {config.total_steps:,} steps, {passes:.4g} epochs",
         *([f"Compiler options: {options}"] if options else []),
     ]
+
+
+def count_trained(program: Program) -> int:
+    """Returns the number of parameters that are trained: those in arrays and blocks that are not frozen."""
+    trained = {name: np.ravel(rate) > 0 for name, rate in program.lr_multipliers.items()}
+    shapes = tree.flatten(program.state.params)
+    return sum(leaf.size * int(trained[name].sum()) // trained[name].size for name, leaf in shapes.items())
 
 
 def lacks_kernel(model: Model, platform: str) -> str | None:
@@ -108,7 +117,8 @@ def parameter_table(program: Program) -> list[str]:
         )
         for name, leaf in shapes.items()
     ]
-    rows.append(("total", "", f"{tree.count(shapes):,}", ""))
+    count, trained = tree.count(shapes), count_trained(program)
+    rows.append(("total", "", f"{count:,}", f"{trained:,} trained" if trained < count else ""))
     return align(rows, right=(1, 2))
 
 

@@ -18,6 +18,7 @@ from .parquet_file import Footer as Footer
 from .parquet_file import ParquetFile as ParquetFile
 from .parquet_file import encode_columns as encode_columns
 from .parquet_file import read_columns as read_columns
+from .parquet_file import read_distinct_texts as read_distinct_texts
 from .parquet_file import read_footer as read_footer
 from .readers import STREAMED_BYTES as STREAMED_BYTES
 from .readers import Shard as Shard

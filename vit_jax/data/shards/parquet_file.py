@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from vit_jax import UserError, reason
-from vit_jax.storage import filesystem
+from vit_jax.storage import Version, filesystem
 
 KEPT_BYTES = 2**27  # of decoded row groups that a process keeps, also after their files are closed
 FOOTER = 2**16  # bytes at the end of a remote file that are read first
@@ -34,12 +34,14 @@ class Footer(NamedTuple):
     Attributes:
         rows: the number of rows.
         columns: name of a column -> the names of the fields of its values; empty if these are not nested.
+        texts: the names of the columns whose values are texts, or lists of texts.
         facts: name -> text of what else the file states, such as the JSON description of the columns that the library
             `datasets` leaves as `huggingface`.
     """
 
     rows: int
     columns: Mapping[str, tuple[str, ...]]
+    texts: frozenset[str]
     facts: Mapping[bytes, bytes]
 
 
@@ -120,7 +122,44 @@ def read_footer(path: str, size: int | None) -> Footer:
     columns = {
         field.name: tuple(field.type.field(number).name for number in range(field.type.num_fields)) for field in schema
     }
-    return Footer(metadata.num_rows, columns, metadata.metadata or {})
+    texts = frozenset(field.name for field in schema if _contains_texts(field.type))
+    return Footer(metadata.num_rows, columns, texts, metadata.metadata or {})
+
+
+def _contains_texts(type: Any) -> bool:
+    """Returns whether values of an Arrow type are texts, or lists of texts; also if each text is stored once."""
+    import pyarrow.types as kinds
+
+    while kinds.is_list(type) or kinds.is_large_list(type) or kinds.is_dictionary(type):
+        type = type.value_type
+    return kinds.is_string(type) or kinds.is_large_string(type) or kinds.is_string_view(type)
+
+
+def read_distinct_texts(path: str, column: str, version: Version | None = None) -> set[str]:
+    """Returns the texts in a column of texts or of lists of texts, each once, without nulls.
+
+    Args:
+        path: the path of the file; a remote file is copied into the cache.
+        column: the name of the column.
+        version: the version of a remote file that is wanted; None: the present one.
+
+    Raises:
+        UserError: the file is damaged, or its store does not give it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts: set[str] = set()
+    try:
+        file = pq.ParquetFile(filesystem.local_copy(path, version=version), page_checksum_verification=True)
+        for batch in file.iter_batches(columns=[column]):
+            values = batch.column(0)
+            while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+                values = values.flatten()
+            texts |= {text for text in values.unique().to_pylist() if text is not None}
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+    return texts
 
 
 def encode_columns(

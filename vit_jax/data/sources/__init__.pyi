@@ -22,5 +22,6 @@ from .source import label_list as label_list
 from .source import sample_contents as sample_contents
 from .splits import UnknownSplit as UnknownSplit
 from .splits import locate_example as locate_example
+from .splits import parse_split as parse_split
 from .vtab import VTAB_GROUPS as VTAB_GROUPS
 from .vtab import VTAB_TASKS as VTAB_TASKS

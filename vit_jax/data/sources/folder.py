@@ -1,4 +1,4 @@
-"""Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file.
+"""Image folders: `{train,val,test}/<class>/*` or `<class>/*`, or images beside a label file, or without labels.
 
 Folders called train, val, validation and test are splits. If there are none of these, folders stand for splits whose
 names say so in other words, as `name_splits` reads them: `Training` and `Testing`, `seg_train` and `seg_test`. The
@@ -9,7 +9,7 @@ import collections
 import hashlib
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -181,13 +181,14 @@ class FolderTree:
 
 
 class ImageFolder:
-    """Labelled image files of some splits of a folder.
+    """Image files of some splits of a folder, labelled unless labels are not needed.
 
     The name of a folder is a class. The label of a class is its place among the sorted class names of `train`. Images
     in folders within a class belong to the class; hidden files are ignored. With `<class>/*` directly below the root,
-    everything is `train`. A split without class folders has a label file in it or beside it. The order of a split is
-    fixed but mixed (by a hash of each file's relative path), so a slice such as `train[:90%]` is not a slice of the
-    classes, and the order stays nearly the same when files are added.
+    everything is `train`. A split without class folders has a label file in it or beside it, or else has no labels
+    (-1). If `train` has none, no split has. The order of a split is fixed but mixed (by a hash of each file's relative
+    path), so a slice such as `train[:90%]` is not a slice of the classes, and the order stays nearly the same when
+    files are added.
 
     Attributes:
         counts: split -> number of its files, for each split that was listed.
@@ -199,35 +200,37 @@ class ImageFolder:
         notes: a line for each split listed that has a label file or files that are skipped.
     """
 
-    def __init__(self, root: str, splits: list[str]):
+    def __init__(self, root: str, splits: list[str], needs_labels: bool = True):
         """Lists the files.
 
         Args:
             root: the folder, local or remote.
             splits: what to list: train, validation (or val), test.
+            needs_labels: whether a split without labels is refused.
 
         Raises:
-            UserError: the folder is missing, empty or has another layout, or a split has no labels.
+            UserError: the folder is missing, empty or has another layout, or a split has no labels and needs them.
         """
         tree = FolderTree(root)
         self.root = tree.root
-        folders = find_splits(tree)
+        folders = find_splits(tree, needs_labels)
         self.read_as = describe_splits(folders)
         for name in splits:
             resolve_name(name, folders, f"split of the folder {self.root}")
         splits = list(map(canonical_name, splits))
         # Labels are those of training, even if only another split is read.
-        self.class_names = list_classes(tree, folders.get("train", folders[splits[0]]))
-        unlabelled = unlabelled_splits(tree, folders, self.class_names)
+        self.class_names = list_classes(tree, folders.get("train", folders[splits[0]]), needs_labels)
+        has_no_classes = not needs_labels and not self.class_names
+        unlabelled = list(folders) if has_no_classes else unlabelled_splits(tree, folders, self.class_names)
         for name in splits:
-            if name in unlabelled:
+            if name in unlabelled and needs_labels:
                 raise missing_labels(tree, folders[name])
         named = {name: folder if folder in SPLITS else name for name, folder in folders.items() if folder}
         self.split_names = tuple(folder for name, folder in named.items() if name not in unlabelled)
         self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
         self.class_words = label_files.names_in_words(self.class_names, texts)
-        listed = {name: self.list_split(name, folders[name], tree) for name in splits}
+        listed = {name: self.list_split(name, folders[name], tree, name not in unlabelled) for name in splits}
         self.files = {name: files for name, (files, _) in listed.items()}
         self.labels = {name: labels for name, (_, labels) in listed.items()}
         self.counts = {name: len(files) for name, files in self.files.items()}
@@ -243,11 +246,17 @@ class ImageFolder:
             digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
         self.digest = digest.hexdigest()
 
-    def list_split(self, split: str, folder: str, tree: FolderTree) -> tuple[np.ndarray, np.ndarray]:
+    def list_split(self, split: str, folder: str, tree: FolderTree, has_labels: bool) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
         skipped: collections.Counter[str] = collections.Counter()
         labelled = ""
-        if has_class_folders(tree, folder, self.class_names):
+        classes: Mapping[str, str | None]
+        if not has_labels:
+            labelled = ", no labels"
+            classes = dict.fromkeys(tree.images_below(folder, skipped))
+            if not classes:
+                raise UserError(f"{tree.full_path(folder)} contains no images ({' '.join(IMAGE_SUFFIXES)})")
+        elif has_class_folders(tree, folder, self.class_names):
             classes = self.classes_by_folder(split, folder, tree, skipped)
         else:
             label_file = choose_label_file(tree, folder)
@@ -258,7 +267,7 @@ class ImageFolder:
         if labelled or reasons:
             left_out = f"; skipped: {reasons}" if reasons else ""
             self.notes.append(f"{tree.full_path(folder)}: {len(classes):,} images{labelled}{left_out}")
-        label_of = {name: label for label, name in enumerate(self.class_names)}
+        label_of = {name: label for label, name in enumerate(self.class_names)} | {None: -1}
         paths = [os.fsencode(path) for path in classes]
         labels = np.array([label_of[name] for name in classes.values()], np.int32)
         order = np.argsort([hashlib.sha256(path).digest() for path in paths])
@@ -332,14 +341,14 @@ class ImageFolder:
 
 def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens image files in folders; see `ImageFolder`. The EXIF orientation is applied."""
-    folder = ImageFolder(name, split_names(split))
+    folder = ImageFolder(name, split_names(split), source_config.reads_labels and source_config.needs_labels)
     return Source(
         name=f"folder {folder.read_as}".strip(),
         parts=tuple(select_examples(split, folder.counts)),
         read_example=folder.read_example,
         num_classes=len(folder.class_names),
-        class_names=folder.class_words,
-        class_ids=folder.class_names,
+        class_names=folder.class_words or None,
+        class_ids=folder.class_names or None,
         split_names=folder.split_names,
         notes=tuple(folder.notes),
         digest=folder.digest,
@@ -366,8 +375,10 @@ def list_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     return [split for split in folders if split not in unlabelled]
 
 
-def find_splits(tree: FolderTree) -> dict[str, str]:
+def find_splits(tree: FolderTree, needs_labels: bool = True) -> dict[str, str]:
     """Returns split -> its folder below the root ('' is the root, whose images a label file may list).
+
+    Unless `needs_labels`, the root may contain images without a label file.
 
     Raises:
         UserError: there is neither `{train,val,test}/<class>/*` nor `<class>/*`, or the names of the folders can be
@@ -377,7 +388,7 @@ def find_splits(tree: FolderTree) -> dict[str, str]:
         raise UserError(f"{tree.root} is Kaggle's ImageNet; use --config.data.source=folder:{inner}")
     root, folders, images = tree.root, tree.subfolders(""), tree.images_in("")
     exact = [name for name in folders if name in SPLITS]
-    if images and (exact or not find_label_files(tree, "")):
+    if images and (exact or (needs_labels and not find_label_files(tree, ""))):
         raise UserError(f"{root} contains images directly ({first_names(images)}); it must contain {LAYOUT}")
     if not folders and not images:
         raise UserError(f"the folder {root} contains no class folders; it must contain {LAYOUT}")
@@ -441,16 +452,19 @@ def describe_splits(folders: dict[str, str]) -> str:
     return f"with {', '.join(renamed)}" if renamed else ""
 
 
-def list_classes(tree: FolderTree, folder: str) -> tuple[str, ...]:
+def list_classes(tree: FolderTree, folder: str, needs_labels: bool = True) -> tuple[str, ...]:
     """Returns the sorted classes of the split in `folder`, which is train if there is a train.
 
-    They are the names of its subfolders or, if it contains images directly, the classes in its label file.
+    They are the names of its subfolders or, if it contains images directly, the classes in its label file. Unless
+    `needs_labels`, there are none if such a split has no label file.
 
     Raises:
         UserError: the folder contains images directly, but has no label file or several, or its label file gives nearly
             every image a class of its own, or the names of two classes differ only in their form of Unicode.
     """
     if tree.images_in(folder):
+        if not needs_labels and not find_label_files(tree, folder):
+            return ()
         label_file = choose_label_file(tree, folder)
         classes = classes_by_label_file(tree, folder, label_file, collections.Counter())
         if not label_files.names_its_columns(tree.read_text(label_file)):

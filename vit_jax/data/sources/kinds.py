@@ -26,7 +26,8 @@ from vit_jax.data.sources.webdataset import describe_tars, list_webdataset_split
 from vit_jax.storage import filesystem
 
 ANY_CLASSES = 2**31 - 1  # more than any data have
-OPTIONS = re.compile(r"(,(label|image)=[^,]*)+$")  # of a source that lies in files
+OPTIONS = re.compile(r"(,(label|image|classes)=[^,]*)+$")  # of a source that lies in files
+CLASSES = re.compile(r"(?<=,classes=)[^,]+")  # among these options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +112,10 @@ KINDS = {
 }
 
 
-def open_source(config: ConfigDict, split: str, source: str | None = None, streams: bool = False) -> Source:
-    """Opens a split of `config.data.source`, or of another `source`; see `open_split`.
+def open_source(
+    config: ConfigDict, split: str, source: str | None = None, streams: bool = False, needs_labels: bool = True
+) -> Source:
+    """Opens a split of `config.data.source`, or of another `source`; see `open_split` and `SourceConfig.needs_labels`.
 
     The config's `num_classes` and `max_labels` do not apply to another source, unless it is `synthetic`.
     """
@@ -125,6 +128,7 @@ def open_source(config: ConfigDict, split: str, source: str | None = None, strea
         num_examples=config.data.num_examples,
         train_split=config.data.split,
         resolution=config.resolution,
+        needs_labels=needs_labels,
     )
     return open_split(source_config, split, streams)
 
@@ -214,13 +218,14 @@ def change_paths(source: str, change: Callable[[str], str], change_file: Callabl
     Args:
         source: the data source. One whose name is no path is returned as it is.
         change: returns the new path of a folder or file with examples; in a mixture, of each part.
-        change_file: returns the new path of a renaming of classes, which only parts of a mixture have.
+        change_file: returns the new path of a file of class names, or in a mixture of a renaming of classes.
     """
 
     def change_part(part: str) -> str:
-        kind, _, name = part.partition(":")
+        kind, colon, name = part.partition(":")
         path = OPTIONS.sub("", name)
-        return f"{kind}:{change(path)}{name[len(path) :]}" if kind in KINDS and KINDS[kind].is_path else part
+        options = CLASSES.sub(lambda match: change_file(match[0]), name[len(path) :])
+        return f"{kind}{colon}{change(path) if kind in KINDS and KINDS[kind].is_path else path}{options}"
 
     return change_sources(source, change_part, change_file)
 

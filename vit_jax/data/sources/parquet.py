@@ -1,12 +1,15 @@
 """Parquet files with a column of images and a column of labels, as `datasets` and the Hugging Face hub have them.
 
-An image is a struct of `bytes` and `path`, or bytes. A label is a whole number, or in multi-label data a list of whole
-numbers. The columns are found by the description that the library `datasets` leaves in the files: the only column of
-type Image, and the only one of type ClassLabel, whose class names are used; all files must state the same names in the
-same order. Otherwise they are the columns `image` and `label`. `,image=COLUMN` and `,label=COLUMN` after the pattern
-name other columns. The EXIF orientation is not applied.
+An image is a struct of `bytes` and `path`, or bytes. A label is a whole number or the name of a class, or in
+multi-label data a list of these. The columns are found by the description that the library `datasets` leaves in the
+files: the only column of type Image, and the only one of type ClassLabel, whose class names are used; all files must
+state the same names in the same order. Otherwise they are the columns `image` and `label`. `,image=COLUMN` and
+`,label=COLUMN` after the pattern name other columns, and `,classes=FILE` the classes in the order of their labels.
+Without that file, the classes of a column of names are the sorted names in the split train. The EXIF orientation is not
+applied.
 """
 
+import collections
 import itertools
 import json
 import re
@@ -15,39 +18,43 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from vit_jax import UserError
+from vit_jax import UserError, user_errors
 from vit_jax.data import shards
 from vit_jax.data.sources.file_pattern import FoundFile, files_of_splits, find_files, read_options
 from vit_jax.data.sources.sharded import OpenShard, ShardedSplits, read_labelled
-from vit_jax.data.sources.source import Source, SourceConfig
+from vit_jax.data.sources.source import ClassNames, Source, SourceConfig, compose
 from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
-from vit_jax.storage import filesystem
+from vit_jax.storage import cache, filesystem
 
-OPTIONS = ("image", "label")
+OPTIONS = ("image", "label", "classes")
+CLASSES_A_ROW = 0.9  # with more, the column is not one of classes
+ADVICE = "write the names of the classes into a file, one a line, and ,classes=FILE after the data source"
 
 
 def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens Parquet files; `name` is a pattern with options. The end of each file of the split is read.
 
     Raises:
-        UserError: a file, a split or a column is missing, a file is damaged, or the number of classes is not known.
+        UserError: a file, a split or a column is missing, a file is damaged, the number of classes is not known, or see
+            `find_class_names`.
     """
     pattern, options = read_options(name, OPTIONS)
     files_by_split = find_parquet(pattern)
     existing = {one: resolve_name(one, files_by_split, f"split of {pattern}") for one in split_names(split)}
     footers = read_footers([file for whole in existing.values() for file in files_by_split[whole]])
     first = next(iter(footers))
-    image, label, class_names = choose_columns(footers[first], options)
+    image, label = choose_columns(footers[first], options)
     chosen = {"image": image} | ({"label": label} if source_config.reads_labels else {})
     for path, footer in footers.items():
         check_columns(footer, chosen, path)
+    class_names = None
     if source_config.reads_labels:
-        check_classes(footers, label)
+        class_names = find_class_names(pattern, files_by_split, footers, label, options.get("classes"))
     num_classes = len(class_names) if class_names else source_config.num_classes
     if num_classes is None:
         raise UserError(
             f"the number of classes of {pattern} is not known, since its files do not describe the column "
-            f"{label}; set --config.data.num_classes"
+            f"{label}; set --config.data.num_classes, or {ADVICE}"
         )
     listed = {
         one: tuple(
@@ -57,7 +64,8 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
         for one, whole in existing.items()
     }
     splits = ShardedSplits(listed)
-    read_record = partial(read_row, image=image, label=chosen.get("label"))
+    numbers = {compose(name): number for number, name in enumerate(class_names or ())}
+    read_record = partial(read_row, image=image, label=chosen.get("label"), numbers=numbers)
     parts = tuple(select_examples(split, splits.counts))
     named = "path" in footers[first].columns[image]
     return Source(
@@ -119,8 +127,8 @@ def read_footers(files: Sequence[FoundFile]) -> dict[str, shards.Footer]:
         return dict(zip((file.path for file in files), footers, strict=True))
 
 
-def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[str, str, tuple[str, ...] | None]:
-    """Returns the column of images, the column of labels, and the class names, or None if the file does not state them.
+def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the column of images and the column of labels.
 
     Args:
         footer: the footer of a file.
@@ -131,10 +139,90 @@ def choose_columns(footer: shards.Footer, options: Mapping[str, str]) -> tuple[s
     for role, kind in (("image", "Image"), ("label", "ClassLabel")):
         fitting = [name for name, feature in described.items() if class_label(feature).get("_type") == kind]
         chosen[role] = options.get(role) or (fitting[0] if len(fitting) == 1 else role)
-    return chosen["image"], chosen["label"], list_class_names(footer, chosen["label"])
+    return chosen["image"], chosen["label"]
 
 
-def list_class_names(footer: shards.Footer, label: str) -> tuple[str, ...] | None:
+def find_class_names(
+    pattern: str,
+    files_by_split: Mapping[str, Sequence[FoundFile]],
+    footers: Mapping[str, shards.Footer],
+    label: str,
+    classes: str | None,
+) -> ClassNames | None:
+    """Returns the names of the classes in the order of their labels, or None if nothing states them.
+
+    Args:
+        pattern: the pattern of the files, for messages.
+        files_by_split: split -> its files.
+        footers: path of a file -> its footer, for the files that are read.
+        label: the column of labels.
+        classes: the path of a file of class names, local or remote; None: there is none.
+
+    Raises:
+        UserError: files contradict each other or the file of class names, this is wrong, or see `list_texts`.
+    """
+    check_classes(footers, label)
+    stated = list_class_names(next(iter(footers.values())), label)
+    if classes:
+        names = read_class_names(classes)
+        if stated and len(stated) != len(names):
+            raise UserError(f"{classes} names {len(names):,} classes, but the files of {pattern} state {len(stated):,}")
+        return names
+    if stated or not any(label in footer.texts for footer in footers.values()):
+        return stated
+    return list_texts(pattern, files_by_split.get("train", next(iter(files_by_split.values()))), label)
+
+
+def read_class_names(path: str) -> ClassNames:
+    """Returns the lines of a local or remote file, each the name of a class, in the order of the labels.
+
+    Raises:
+        UserError: the file is missing, is no text, or see `check_names`.
+    """
+    with user_errors(f"cannot read {path}", UnicodeDecodeError):
+        names = tuple(line.strip() for line in filesystem.read_bytes(path).decode("utf-8-sig").rstrip().splitlines())
+    check_names(names or [""], path)
+    return names
+
+
+def list_texts(pattern: str, files: Sequence[FoundFile], label: str) -> ClassNames:
+    """Returns the sorted names of classes in the column of labels of the files of a split, all of which are read.
+
+    Raises:
+        UserError: a file lacks the column, remote files do not fit into the cache, nearly every image has a class of
+            its own, or see `check_names`.
+    """
+    size = sum(file.size or 0 for file in files if filesystem.is_remote(file.path))
+    if size > cache.max_bytes():
+        raise UserError(
+            f"the column {label} of {pattern} holds names of classes, and its files ({size / 1e9:.3g} GB) do not fit "
+            f"into the cache ({cache.max_bytes() / 1e9:.3g} GB) to list them; {ADVICE}"
+        )
+    footers = read_footers(files)
+    for path, footer in footers.items():
+        check_columns(footer, {"label": label}, path)
+    named = [file for file in files if label in footers[file.path].texts]
+    with ThreadPoolExecutor(filesystem.CONCURRENT_REQUESTS) as pool:
+        found = pool.map(lambda file: shards.read_distinct_texts(file.path, label, file.version), named)
+        names = sorted(set(itertools.chain(*found)))
+    rows = sum(footer.rows for footer in footers.values())
+    if len(names) > CLASSES_A_ROW * rows and rows > 1:
+        raise UserError(
+            f"the column {label} of {pattern} gives {rows:,} images {len(names):,} classes, such as {names[0]!r:.60}, "
+            f"so it is not one of classes; write another after the data source, as ,label=COLUMN, or {ADVICE}"
+        )
+    check_names(names, f"the column {label} of {pattern}")
+    return tuple(names)
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Raises UserError if a class has no name, or the name of another class; `where` says where the names stand."""
+    counts = collections.Counter(map(compose, names))
+    if wrong := [name for name, count in counts.items() if count > 1 or not name]:
+        raise UserError(f"{where} has a class {wrong[0]!r:.60}; each class must have a name of its own")
+
+
+def list_class_names(footer: shards.Footer, label: str) -> ClassNames | None:
     """Returns the class names that a file states for its column `label`, or None if it states none."""
     names = class_label(describe_features(footer).get(label, {})).get("names")
     return tuple(map(str, names)) if names else None
@@ -195,7 +283,7 @@ def read_path(
 
 
 def read_row(
-    reader: shards.ParquetFile, row: int, name: str, image: str, label: str | None
+    reader: shards.ParquetFile, row: int, name: str, image: str, label: str | None, numbers: Mapping[str, int]
 ) -> tuple[bytes, list[int] | None]:
     """Returns the encoded image and the labels of a row.
 
@@ -205,10 +293,11 @@ def read_row(
         name: the name of the row in messages.
         image: the column of images.
         label: the column of labels; None: the labels are None.
+        numbers: name of a class, composed -> its label; empty if the classes have no names.
 
     Raises:
         ValueError: the row has no image, or is damaged.
-        UserError: the row has no label, or a label that is no whole number.
+        UserError: the row has no label, or a label that is neither a whole number nor the name of a class.
     """
     values = reader.read(row, (image, label) if label else (image,))
     stored = values[image].get("bytes") if isinstance(values[image], dict) else values[image]
@@ -216,8 +305,10 @@ def read_row(
         raise ValueError(f"its column {image} contains no bytes of an image")
     if not label:
         return stored, None
-    labels = values[label] if isinstance(values[label], list) else [values[label]]
-    if not all(type(one) is int for one in labels):
+    found = values[label] if isinstance(values[label], list) else [values[label]]
+    named: list[Any] = [numbers.get(compose(one), one) if isinstance(one, str) else one for one in found]
+    if not all(type(one) is int for one in named):
+        kind = "a whole number, or one of the names of the classes" if numbers else "a whole number"
         value_text = f"{values[label]!r:.60}"
-        raise UserError(f"the column {label} of {name} must be a whole number, or a list of these, not {value_text}")
-    return stored, labels
+        raise UserError(f"the column {label} of {name} must be {kind}, or a list of these, not {value_text}")
+    return stored, named

@@ -49,7 +49,8 @@ class SourceConfig:
         num_examples: number of synthetic images of the split `train_split`.
         train_split: the split of training, as a config names it.
         resolution: the side of synthetic images in pixels.
-        reads_labels: False: the images have no labels (-1), so their files need none, except for folders and VTAB.
+        reads_labels: False: the images have no labels (-1), so their files need none, except for VTAB.
+        needs_labels: False: labels are read where there are any, and images of a folder may have none (-1).
     """
 
     source: str
@@ -60,6 +61,7 @@ class SourceConfig:
     train_split: str | None = None
     resolution: int | None = None
     reads_labels: bool = True
+    needs_labels: bool = True
 
 
 class Shards(NamedTuple):
@@ -119,7 +121,7 @@ class Source:
         parts: what the split consists of, in order: (name of a whole split, range of its examples).
         read_example: (whole split, index in it) -> (image, label); the image may be encoded. If the examples lie in
             shards, it also takes `open_shard`, a function that returns the reader of a shard.
-        num_classes: the labels are 0 to num_classes - 1.
+        num_classes: the labels are 0 to num_classes - 1; 0: no image has a label.
         class_names: the names of the classes in the order of the labels, or None.
         digest: a text that identifies what the name does not, such as the list of files.
         max_labels: the most labels of an image in multi-label data, where a label is an array of this length, each
@@ -457,6 +459,8 @@ def have_same_classes(one: Source, other: Source) -> bool:
 
 def describe_classes(source: Source) -> str:
     """Returns the number of images and of classes of a split, and the names of the first classes, as one line."""
+    if not source.num_classes:
+        return f"{len(source):,} images without labels"
     names = source.class_names or ()
     first = ", ".join(printable(name, SHOWN_CHARACTERS) for name in names[:SHOWN_NAMES])
     shown = f": {first}{', ...' if len(names) > SHOWN_NAMES else ''}" if names else " without names"
