@@ -119,6 +119,7 @@ def test_vectors_of_few_bits_are_read_as_they_were_computed(weights, photos, tmp
     assert schema.field("tokens").metadata == {b"dtype": dtype.encode(), b"shape": b"[17, 32]"}
 
 
+@pytest.mark.slow
 def test_evaluations_read_the_features_of_their_images(weights, photos, tmp_path, monkeypatch):
     monkeypatch.setenv("VIT_JAX_CACHE", str(tmp_path / "cache"))
     (photos / "train" / "dog" / "4.png").unlink()

@@ -79,6 +79,7 @@ def test_the_method_of_the_library_stays_with_the_model(tmp_path):
     assert vit_jax.load(PARITY / "big_vision_tok.npz")[0].resample == "linear"
 
 
+@pytest.mark.slow
 def test_commands_take_a_resolution(tmp_path, capsys, monkeypatch):
     """predict and look read images of the stated size, or of the one that is asked for; convert keeps the positions."""
     monkeypatch.setattr(cli, "join_hosts", lambda: None)

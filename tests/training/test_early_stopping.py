@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from configs import smoke
-from tests.conftest import slow_but
 from tests.test_train import rows
 from tests.training.test_workdir import programs_traced_once  # noqa: F401 (used by all tests)
 from vit_jax import evals, train
@@ -128,7 +127,8 @@ def test_the_same_command_finds_that_it_is_complete(whole, tmp_path, monkeypatch
     assert same(weights(workdir / "model.npz"), weights(whole[0] / "model.npz")) and rows(workdir) == rows(whole[0])
 
 
-@pytest.mark.parametrize("stop", slow_but(["cooldown"], ["before", "evaluation", "cooldown"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["before", "evaluation", "cooldown"])
 def test_a_stopped_run_ends_bitwise_as_a_whole_one(whole, tmp_path, monkeypatch, stop):
     """Stopped before the end is decided, as it is about to be, or during the cooldown."""
 
@@ -148,6 +148,7 @@ def test_a_stopped_run_ends_bitwise_as_a_whole_one(whole, tmp_path, monkeypatch,
     assert "Resuming" in log and log.count("Early stopping: ") == 1
 
 
+@pytest.mark.slow
 def test_the_lowest_loss_is_the_best(tmp_path, monkeypatch):
     """Without a cooldown the run ends where that is decided."""
     script(monkeypatch, {0: 1.0, 2: 0.5, 4: 0.7, 6: 0.6}, "test/loss")
