@@ -32,6 +32,7 @@ CHIPS = {
     "v5e:2x2": (*SHAPES, *LARGE, "64,257,12,88,float32"),
     "v4:2x2x1": (*SHAPES[::3], LARGE[0]),
     "v5p:2x2x1": (SHAPES[3], LARGE[0]),
+    "tpu7x:2x2x1": (SHAPES[4], LARGE[0]),
     "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE, SEVERAL),
 }
 ACTIVATIONS = 16 * 66 * 128 * 2  # bytes of the rows of all images, in bfloat16
