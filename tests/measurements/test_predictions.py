@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from configs import base
 from tests.measurements.helpers import make_bench
 from vit_jax import UserError
 from vit_jax.kernels import TPU_KINDS, find_tpu_kind
+from vit_jax.machine import count_chips
 from vit_jax.measurements import bus_bandwidth, published, steps
 from vit_jax.measurements.bench import Timing
 from vit_jax.measurements.workloads import MeasuredStep
 from vit_jax.planning import CHIPS, targets
+from vit_jax.sharding import make_mesh
 
 
 def test_kinds_of_devices_are_known_by_jax_name():
@@ -29,6 +32,15 @@ def test_kinds_of_devices_are_known_by_jax_name():
 def test_a_slice_is_known_by_its_devices(topology):
     devices = targets.find_devices(topology, 1)
     assert str(published.find_slice(devices)) == topology
+
+
+def test_the_two_devices_of_a_chip_are_neighbours_along_the_last_axis_of_a_mesh():
+    devices = targets.find_devices("tpu7x:2x2x2", 1)
+    config = base.get_config()
+    config.mesh.tensor = 2
+    places = [[device.coords for device in pair] for pair in make_mesh(config, devices).devices.reshape(-1, 2)]
+    assert len(places) == count_chips(devices) == 8 and all(one == other for one, other in places)
+    assert published.find_published("TPU7x").flops == 2307e12 / 2
 
 
 def test_collectives_take_what_the_busiest_link_takes():
