@@ -8,6 +8,7 @@ import pytest
 
 from configs import base
 from vit_jax import UserError
+from vit_jax.data import ClassFacts
 from vit_jax.evals import scores
 from vit_jax.tasks import Classify, Distill
 from vit_jax.tasks.class_weights import balanced_weights, effective_weights, make_class_weights, make_log_priors
@@ -190,11 +191,13 @@ def test_the_focal_loss_of_certain_predictions_has_a_gradient(loss):
 def test_logits_are_shifted_by_the_shares_of_the_classes():
     config = base.get_config()
     config.task.logit_adjustment = 2.0
-    task = Classify(3, log_priors=make_log_priors(config, [600, 30, 0]))  # no image counts as one
+    task = Classify(3, log_priors=make_log_priors(config, ClassFacts(None, (600, 30, 0))))  # no image counts as one
     shifted = LOGITS + 2 * np.log(np.array([600, 30, 1]) / 631)
     targets = jax.nn.one_hot(LABELS, 3)
     np.testing.assert_allclose(task.losses(LOGITS, targets), Classify(3).losses(shifted, targets), rtol=1e-5)
-    assert make_log_priors(config, None) is None and make_log_priors(base.get_config(), [1, 2]) is None
+    assert (
+        make_log_priors(config, None) is None and make_log_priors(base.get_config(), ClassFacts(None, (1, 2))) is None
+    )
 
 
 def test_weights_of_a_file(tmp_path):
@@ -202,9 +205,9 @@ def test_weights_of_a_file(tmp_path):
     config.task.class_weights = str(path)
     for text, expected in (('{"dog": 2.5}', (1.0, 2.5)), ("[0.5, 4]", (0.5, 4.0))):
         path.write_text(text)
-        assert make_class_weights(config, 2, None, ("cat", "dog")) == expected
+        assert make_class_weights(config, 2, ClassFacts(("cat", "dog"), None)) == expected
     path.write_text('{"1": 3}')
-    assert make_class_weights(config, 2, None, None) == (1.0, 3.0)
+    assert make_class_weights(config, 2, ClassFacts(None, None)) == (1.0, 3.0)
     for text, sentence in (
         ('{"cow": 2}', "has a weight of 'cow', which is not a class of the data"),
         ("[1, 2, 3]", "has 3 weights, but the data have 2 classes"),
@@ -213,6 +216,7 @@ def test_weights_of_a_file(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=sentence):
-            make_class_weights(config, 2, None, ("cat", "dog"))
-    config.task.class_weights = "balanced"
-    assert make_class_weights(config, 2, None, None) == (1.0, 1.0)  # of a plan, which opens no data
+            make_class_weights(config, 2, ClassFacts(("cat", "dog"), None))
+    for weights in ("balanced", "a file that is gone"):  # of a plan or an evaluation, which open no training data
+        config.task.class_weights = weights
+        assert make_class_weights(config, 2, None) == (1.0, 1.0)

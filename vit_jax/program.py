@@ -212,14 +212,15 @@ def prepare(
     mesh = sharding.make_mesh(config)
     config, info = data.complete_config(config)
     config = resolve_config(config)
-    if info.drawn_counts is None and (fields := tasks.fields_that_count(config)):
+    if info.class_counts is None and (fields := tasks.fields_that_count(config)):
         need = "needs" if len(fields) == 1 else "need"
         raise UserError(
             f"{' and '.join(fields)} {need} the number of images of each class, which {config.data.source} does not "
             f"state; pack it once with python -m vit_jax.pack SOURCE FOLDER --index-labels, and train on "
             "array_record:FOLDER."
         )
-    spec = dataclasses.replace(data.spec(config), class_counts=info.drawn_counts, class_names=info.class_names)
+    classes = data.ClassFacts(info.class_names, info.class_counts)
+    spec = dataclasses.replace(data.spec(config), classes=classes)
     program = make_program(config, mesh, spec, check, teacher)
     return config, info, describe_program(program, info.preprocess, info.class_names)
 
@@ -320,7 +321,7 @@ def create_model(config: ConfigDict, spec: data.DataSpec, dtype: str = "float32"
         )
     fields["resolution"] = resolution
     model = create(config.model.name, **fields)
-    task = tasks.make_task(config, model, spec.num_classes, spec.max_labels, spec.class_counts, spec.class_names)
+    task = tasks.make_task(config, model, spec.num_classes, spec.max_labels, spec.classes)
     return model.with_fields(**task.head), task
 
 

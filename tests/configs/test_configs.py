@@ -515,6 +515,7 @@ def test_no_config_and_no_such_config(monkeypatch):
         ({"cooldown_steps": 5}, "decay_type=cosine has no cooldown; set cooldown_steps=0, or decay_type to rsqrt or"),
         ({"checkpoint.best_metric": "test/acuracy"}, "did you mean 'test/accuracy'"),
         ({"checkpoint.best_is": "smallest"}, "unknown checkpoint.best_is 'smallest'; choose from highest, lowest"),
+        ({"task.effective_beta": 0.9}, "task.effective_beta=0.9 needs --config.task.class_weights=effective; leave"),
         ({"stop_after": 0}, "stop_after=0 must be at least 1"),
         (
             {"stop_after": 3, "eval_every_epochs": None},
@@ -563,6 +564,16 @@ def test_every_field_that_names_a_place_says_so():
     listed = {name: place for name, _, place in list_places(config)}
     owners = {name: "words" if name == "evals.*.texts" else "other" for name in places}
     assert listed == {name.replace("*", owners[name]): place for name, place in places.items()}
+
+
+def test_an_evaluation_is_given_another_kind_with_its_fields():
+    kind, labels = "--config.evals.test.kind=predictions", "--config.evals.test.labels=real.json"
+    before, (config, _) = parse()[0].evals.test, parse(labels, kind)
+    expected = base.evaluation(**{**before, "kind": "predictions", "labels": "real.json"})
+    assert config.evals.test.to_dict() == expected.to_dict()
+    check_config(config)
+    with pytest.raises(UserError, match=r"unknown evals\.test\.kind 'prediction'; did you mean 'predictions'"):
+        check_config(parse("--config.evals.test.kind=prediction")[0])
 
 
 def test_optional_fields_may_be_unset_and_others_not():

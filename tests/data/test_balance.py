@@ -177,7 +177,7 @@ def test_a_streamed_run_reads_a_balanced_epoch(indexed):
     assert any(
         note.startswith("Classes balanced by 1: an epoch has an image of the smallest class") for note in info.notes
     )
-    np.testing.assert_allclose(info.drawn_counts, count / source.num_classes)
+    np.testing.assert_allclose(info.class_counts, count / source.num_classes)
 
 
 def test_what_cannot_be_balanced_is_refused(indexed):

@@ -99,6 +99,13 @@ def test_the_best_of_several_seeds_is_named(tmp_path):
     assert (report.best, Path(report.workdir).name) == ("base_lr=0.1", "base_lr=0.1,seed=1")
 
 
+def test_the_best_loss_is_the_lowest(tmp_path):
+    rates = "--sweep.base_lr=0.1,0.2", "--config.checkpoint.best_metric=test/loss"
+    made = sweep.list_combinations(words(tmp_path, *rates))
+    found = [outcomes.Outcome(f"base_lr={rate}", loss, loss, 1, 1.0) for rate, loss in ((0.1, 0.9), (0.2, 0.5))]
+    assert [sweep.make_report(some, made).best for some in (found, found[::-1])] == 2 * ["base_lr=0.2"]
+
+
 @pytest.mark.slow
 def test_what_is_printed(whole, capsys):
     workdir, found = whole

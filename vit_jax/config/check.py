@@ -11,6 +11,7 @@ from vit_jax.config.make_config import flatten_config
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
+DEFAULTS_OF_TASK = {name.removeprefix("task."): row.default for name, row in FIELDS.items() if name.startswith("task.")}
 TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
 
 
@@ -62,6 +63,9 @@ def check_config(config: ConfigDict) -> None:
     )
     _check_teacher(config)
     _check_stop(config)
+    beta = config.task.effective_beta
+    if beta != DEFAULTS_OF_TASK["effective_beta"] and config.task.class_weights != "effective":
+        raise UserError(f"task.effective_beta={beta:g} needs --config.task.class_weights=effective; leave it out.")
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")
@@ -141,7 +145,7 @@ def _check_teacher(config: ConfigDict) -> None:
             ),
         )
         return
-    set_fields = [name for name in TEACHER_FIELDS if task[name] != FIELDS[f"task.{name}"].default]
+    set_fields = [name for name in TEACHER_FIELDS if task[name] != DEFAULTS_OF_TASK[name]]
     if set_fields:
         need = "needs" if len(set_fields) == 1 else "need"
         names = " and ".join(f"task.{name}" for name in set_fields)

@@ -15,6 +15,7 @@ from .preprocess import Preprocessor as Preprocessor
 from .preprocess import parse_calls as parse_calls
 from .preprocess import parse_pipe as parse_pipe
 from .preprocess import value_range_of as value_range_of
+from .setup import ClassFacts as ClassFacts
 from .setup import DataInfo as DataInfo
 from .setup import DataSpec as DataSpec
 from .setup import OpenSources as OpenSources

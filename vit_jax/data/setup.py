@@ -26,6 +26,19 @@ T = TypeVar("T", int, int | None)
 
 
 @dataclasses.dataclass(frozen=True)
+class ClassFacts:
+    """What opened training data state of their classes.
+
+    Attributes:
+        names: their names in the order of the labels, or None.
+        counts: the images of each class in an epoch of training, on average; None: not known without reading images.
+    """
+
+    names: tuple[str, ...] | None
+    counts: tuple[float, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
 class DataSpec:
     """Shapes and counts of the training data.
 
@@ -35,16 +48,14 @@ class DataSpec:
         num_examples: the number of examples of the training split, which is the length of an epoch.
         max_labels: the most labels of an image in multi-label data, where labels are int32 [max_labels], each class
             once, padded with -1; None: every image has one label.
-        class_counts: the images of each class in an epoch of training, on average; None: not known.
-        class_names: the names of the classes in the order of the labels; None: they have none, or are not known.
+        classes: what the opened data state of their classes; None: the data are not open.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     num_examples: int
     max_labels: int | None = None
-    class_counts: tuple[float, ...] | None = None
-    class_names: tuple[str, ...] | None = None
+    classes: ClassFacts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +75,7 @@ class DataInfo:
         eval_parts: name of an evaluation -> number of splits that it reads.
         opened: the open sources, so that a large folder is listed only once.
         notes: lines for the user on what was read, and on data that is here but not used.
-        drawn_counts: the images of each class in an epoch of training, on average; None: not known without reading
-            images.
+        class_counts: see `ClassFacts.counts`.
     """
 
     class_names: tuple[str, ...] | None
@@ -76,7 +86,7 @@ class DataInfo:
     eval_parts: dict[str, int]
     opened: OpenSources = dataclasses.field(compare=False)
     notes: tuple[str, ...] = dataclasses.field(compare=False)
-    drawn_counts: tuple[float, ...] | None = None
+    class_counts: tuple[float, ...] | None = None
 
 
 def spec(config: ConfigDict) -> DataSpec:

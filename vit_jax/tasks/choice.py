@@ -1,11 +1,11 @@
 """Which task a configuration describes, and which one a model has learnt."""
 
 import re
-from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
+from vit_jax.data import ClassFacts
 from vit_jax.model import Model
 from vit_jax.tasks.class_weights import make_class_weights, make_log_priors
 from vit_jax.tasks.classify import Classify
@@ -19,8 +19,7 @@ def make_task(
     model: Model,
     num_classes: int,
     max_labels: int | None = None,
-    class_counts: Sequence[float] | None = None,
-    class_names: Sequence[str] | None = None,
+    classes: ClassFacts | None = None,
 ) -> Task:
     """Returns the task that `config.task` describes.
 
@@ -29,8 +28,7 @@ def make_task(
         model: the model, whatever its head is for.
         num_classes: the number of classes of the data.
         max_labels: the most labels of an image in multi-label data; None: every image has one label.
-        class_counts: the images of each class in an epoch of training; None: not known.
-        class_names: the names of the classes; None: they have none, or are not known.
+        classes: what the training data state of their classes; None: they are not open, and nothing is trained.
 
     Raises:
         UserError: softmax is used with a single class, or with several labels an image; `mixed_labels=one` is used with
@@ -70,8 +68,8 @@ def make_task(
         "cutmix": config.task.cutmix,
         "mixed_labels": config.task.mixed_labels,
         "focal_gamma": config.task.focal_gamma,
-        "class_weights": make_class_weights(config, num_classes, class_counts, class_names),
-        "log_priors": make_log_priors(config, class_counts),
+        "class_weights": make_class_weights(config, num_classes, classes),
+        "log_priors": make_log_priors(config, classes),
     }
     if config.task.kind == "classify":
         return Classify(**fields)

@@ -8,6 +8,7 @@ from jaxtyping import Float64
 from ml_collections import ConfigDict
 
 from vit_jax import UserError
+from vit_jax.data import ClassFacts
 from vit_jax.data.sources import compose
 from vit_jax.storage import read_json
 
@@ -25,27 +26,25 @@ def fields_that_count(config: ConfigDict) -> list[str]:
     return [field for field, needs in counted.items() if needs]
 
 
-def make_class_weights(
-    config: ConfigDict, num_classes: int, counts: Sequence[float] | None, names: Sequence[str] | None
-) -> tuple[float, ...] | None:
+def make_class_weights(config: ConfigDict, num_classes: int, classes: ClassFacts | None) -> tuple[float, ...] | None:
     """Returns the weight of each class by `task.class_weights`; None if that is unset.
 
     Args:
         config: the configuration.
         num_classes: the number of classes.
-        counts: the images of each class in an epoch; None: not known, as in a plan, and all weights are 1.
-        names: the names of the classes; None: they have none, or are not known.
+        classes: what the data state of the classes; None: they are not open, as in a plan or where a finished run is
+            evaluated, and all weights are 1.
 
     Raises:
         UserError: a file of weights cannot be read, or does not fit the classes.
     """
-    stated, known = config.task.class_weights, np.array(counts or (), np.float64)
+    stated, known = config.task.class_weights, np.array((classes and classes.counts) or (), np.float64)
     if stated is None:
         return None
-    if stated not in COUNTED:
-        weights = read_weights(stated, num_classes, names)
-    elif not len(known):
+    if classes is None:
         weights = np.ones(num_classes)
+    elif stated not in COUNTED:
+        weights = read_weights(stated, num_classes, classes.names)
     else:
         weights = (
             balanced_weights(known) if stated == "balanced" else effective_weights(known, config.task.effective_beta)
@@ -101,13 +100,14 @@ def read_weights(path: str, num_classes: int, names: Sequence[str] | None) -> Pe
     return weights
 
 
-def make_log_priors(config: ConfigDict, counts: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Returns what `task.logit_adjustment` adds to the logits in training; None if it is 0 or counts are not known.
+def make_log_priors(config: ConfigDict, classes: ClassFacts | None) -> tuple[float, ...] | None:
+    """Returns what `task.logit_adjustment` adds to the logits in training; None if it is 0, or the data are not open.
 
     It is tau log(pi) for a class whose share of the images is pi (Menon et al., arXiv 2007.07314, equation 10). A class
     without images counts as one with an image.
     """
-    if not config.task.logit_adjustment or not counts:
+    if not config.task.logit_adjustment or classes is None or not classes.counts:
         return None
-    shares = np.maximum(counts, 1.0) / np.maximum(counts, 1.0).sum()
+    counts = np.maximum(classes.counts, 1.0)
+    shares = counts / counts.sum()
     return tuple(map(float, config.task.logit_adjustment * np.log(shares)))
