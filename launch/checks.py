@@ -81,6 +81,7 @@ OUTPUTS: dict[str, Output | None] = {
     "docs.architecture": Output("write"),
     "docs.fields": Output("write"),
     "docs.imagenet": Output("write"),
+    "docs.packages": Output("write"),
     "docs.paper_plans": None,
     "docs.pictures": Output("write"),
     "docs.plans": Output("write"),

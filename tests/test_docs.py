@@ -458,6 +458,15 @@ def test_the_picture_is_that_of_the_imports():
     assert architecture.draw() == (ROOT / "docs" / "architecture.svg").read_text()
 
 
+def test_the_recipe_in_the_docs_is_one(tmp_path):
+    [recipe] = [text for language, text in BLOCKS if language == "python" and "def get_config" in text]
+    (tmp_path / "mine.py").write_text(recipe)
+    config, workdir = parse_command_line(["main", f"--config={tmp_path}/mine.py", "--config.batch=64"])
+    check_config(config)
+    assert (config.model.depth, config.batch, workdir) == (2, 64, "workdirs/mine")
+    assert recipe in PAGES[ROOT / "docs" / "recipes.md"]
+
+
 def test_the_page_of_fields_and_the_table_of_kinds_are_those_of_the_rows():
     """`python -m docs.fields` writes both anew."""
     assert fields.page() == PAGES[ROOT / "docs" / "fields.md"]

@@ -58,7 +58,7 @@ def run_wheel(wheel, folder, *words):
 
 
 def test_a_wheel_holds_all_modules_and_recipes_and_no_folder_configs(wheel):
-    kinds = (".py", ".pyi", ".csv", ".json", ".txt")
+    kinds = (".py", ".pyi", ".csv", ".json", ".txt", ".npz")
     shipped = {path.relative_to(ROOT) for path in (ROOT / "vit_jax").rglob("*") if path.suffix in kinds}
     recipes = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.py")}
     held = {path.relative_to(wheel) for path in (wheel / "vit_jax").rglob("*") if path.suffix in kinds}

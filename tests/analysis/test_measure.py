@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
 
 from vit_jax.analysis import measure
 
@@ -150,6 +151,18 @@ def test_components_of_patches_are_the_directions_of_most_variance():
     for few in (tokens[0, 0, :2], tokens[0, 0, :1], np.ones((5, 6))):
         scores, shares = measure.patch_components(single(few))
         assert scores.shape == (len(few), 3) and np.isfinite(scores).all() and shares.sum() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(("count", "width"), [(60, 20), (20, 60)])
+def test_components_are_those_of_scikit_learn(count, width):
+    samples = single(RANDOM.normal(size=(count, width)) * np.linspace(1, 3, width) + 5)
+    pca = PCA(3, svd_solver="full").fit(samples.astype(np.float64))
+    directions, shares = measure.principal_components(samples, 3)
+    np.testing.assert_allclose(directions, pca.components_, atol=1e-6)
+    np.testing.assert_allclose(shares, pca.explained_variance_ratio_, rtol=1e-6)
+    scores, _ = measure.patch_components(samples)
+    np.testing.assert_allclose(scores, pca.transform(samples), atol=1e-5)
+    assert scores.dtype == np.float32
 
 
 def test_similarity_of_representations():

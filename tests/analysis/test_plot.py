@@ -1,6 +1,7 @@
 """Numbers that pictures show."""
 
 import numpy as np
+import pytest
 
 from vit_jax.analysis import plot
 from vit_jax.analysis.drawings import position_table
@@ -12,6 +13,26 @@ def test_a_confusion_matrix_is_in_per_cent_of_each_class():
     figure = plot.confusion(np.array([[3, 1, 0], [0, 0, 0], [1, 0, 1]]), ["a", "b", "caf\udce9"])
     figure.draw_without_rendering()  # a name that is not UTF-8 is escaped
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), [[75, 25, 0], [0, 0, 0], [50, 0, 50]])
+
+
+def test_few_classes_have_numbers_in_their_cells():
+    figure = plot.confusion(np.array([[3000, 1], [0, 7]]), ["a", "b"])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3,000", "1", "0", "7"]
+    assert not plot.confusion(np.eye(13, dtype=int), [*map(str, range(13))]).axes[0].texts
+
+
+@pytest.mark.filterwarnings("error")
+def test_symbols_that_no_font_has_are_spelt():
+    """matplotlib would draw a box, and warn."""
+    for name, drawn in (
+        ("\N{CAT} cat", "[cat] cat"),
+        ("a\N{SNOWMAN}é", "a\N{SNOWMAN}é"),
+        ("\N{WAVING HAND SIGN}\N{EMOJI MODIFIER FITZPATRICK TYPE-4}", "[waving hand sign][emoji modifier fitzpatrick"),
+        ("\N{RED APPLE}\N{VARIATION SELECTOR-16}", "[red apple]"),
+        ("\u732b", "U+732B"),
+    ):
+        assert plot.drawable(name).startswith(drawn)
+        plot.confusion(np.array([[3, 1], [0, 7]]), [name, "b"]).draw_without_rendering()
 
 
 def test_patches_are_counted_from_one():

@@ -32,6 +32,7 @@ from vit_jax.config.resolve import epochs_field
 from vit_jax.config.stored import CONFIG_VERSION
 from vit_jax.data.preprocess import parse_pipe
 from vit_jax.model import create
+from vit_jax.models import variants
 from vit_jax.optim import make_schedule
 from vit_jax.program import prepare
 
@@ -393,6 +394,11 @@ def printed(capsys, *words):
     pattern = r"([* ]) (\S+) +(base|recipe|argument|command line|derived) +(.*?) +# (.+)"
     found = [re.fullmatch(pattern, line) for line in lines[1:]]
     return {line[2]: (line[1] == "*", *line.groups()[2:]) for line in found if line}, lines
+
+
+def test_the_row_of_the_models_name_lists_all_sizes():
+    resnets, sizes = re.search(r"\[{(.*)}\+\]ViT-{(.*)}/", FIELDS["model.name"].meaning).groups()
+    assert sizes.split(",") == [*variants.SIZES] and set(resnets.split(",")) == {name for name, _ in variants.HYBRIDS}
 
 
 def test_a_resolved_recipe_is_printed_with_origins_and_meanings(capsys):

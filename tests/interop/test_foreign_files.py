@@ -144,6 +144,9 @@ def test_a_configuration_of_a_bit_is_read(tmp_path):
         ("ViT-S/14", {"layer_scale": 1e-5, "registers": 4}, "vit_small_patch14_dinov2"),
         ("ViT-L/16", {"pooling": "map", "resolution": 256}, "vit_large_patch16_siglip_256"),
         ("ViT-mu/16", {}, "vit_base_patch16_224"),
+        ("ViT-Ti/4", {"resolution": 32}, "vit_tiny_patch16_224"),
+        ("ViT-Ti/16", {"depth": 4, "mlp_dim": 384}, "vit_tiny_patch16_224"),
+        ("ViT-S/8", {"resolution": 32, "layer_scale": 1e-5}, "deit3_small_patch16_224"),
     ],
 )
 def test_what_is_written_for_timm_has_the_name_of_its_sizes(name, fields, architecture):

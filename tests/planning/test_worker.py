@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT
-from tests.planning.builders import make_compilation
+from tests.planning.builders import EXECUTABLE, make_compilation
 from tests.test_program import build
 from vit_jax import UserError, plan, tree
 from vit_jax.config import evaluation, parse_command_line
-from vit_jax.planning import client, plan_table, records, targets, worker
-from vit_jax.planning.records import Plan, PlanRequest
+from vit_jax.planning import client, plan_table, planner, records, targets, worker
+from vit_jax.planning.records import EvaluationReport, Plan, PlanRequest
 from vit_jax.planning.time_estimate import model_flops_per_image
 from vit_jax.program import program_without_data
 
@@ -67,6 +67,14 @@ def test_the_workload_is_that_of_the_run():
     taught = dataclasses.replace(workload, teacher_macs=7)
     assert model_flops_per_image(taught) == model_flops_per_image(workload) + 2 * 7
     assert model_flops_per_image(dataclasses.replace(workload, inference=True)) == 2 * workload.macs_per_image
+
+
+def test_the_price_of_a_run_is_told_with_that_of_a_chip_hour():
+    compilation = make_compilation(900, executable=dataclasses.replace(EXECUTABLE, cycles=10**9))
+    request = PlanRequest(("--config=configs/smoke.py",), "v5e:2x4")
+    made = planner.make_plan(request, lambda request: compilation, chip_hour_price=1.25)
+    hours = made.estimate.run.chip_hours
+    assert re.search(rf"^  price +{1.25 * hours:,.0f}, at 1.25 a chip-hour$", plan_table.render_plans([made]), re.M)
 
 
 @pytest.mark.parametrize("price", ["-1", "nan", "inf"])
@@ -206,16 +214,26 @@ def test_why_the_compilers_process_failed_is_passed_on(child):
 
 @pytest.mark.flaky(reruns=1)  # it waits on the clock
 def test_what_is_compiled_is_shown_while_it_lasts(child, capsys, monkeypatch):
-    found = make_compilation(900)
+    evaluation_step = EvaluationReport(8, 1, 900, None, compile_seconds=1.0, remembered=False)
+    found = make_compilation(900, evaluation_step)
     answers = [{"compiling": "the train step"}, {"compiling": "the evaluation step"}]
     answers += [{"compiled": records.compilation_to_json(found)}]
     child("; sleep 0.3; ".join(f"echo '{json.dumps(answer)}'" for answer in answers))
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
     assert client.compile_in_subprocess(PlanRequest((), "v5e:2x2")) == found
     assert capsys.readouterr().err.splitlines() == [
-        "compiling the train step: 0 s",
-        "compiling the evaluation step: 0 s",
+        f"compiling the train step; {client.FIRST_TIME}",
+        "0 s",
+        f"compiling the evaluation step; {client.FIRST_TIME}",
+        "0 s",
     ]
+    client.compile_in_subprocess(PlanRequest((), "v5e:4x4"))
+    first, share, *_ = capsys.readouterr().err.splitlines()
+    assert first == "compiling the train step; the last time, such a function took 0 s"
+    assert re.fullmatch(r"0 s, \d\d%", share)
+    for other in (PlanRequest((), "v6e:2x2"), PlanRequest((), "v5e:2x2", reads_schedules=True)):
+        client.compile_in_subprocess(other)
+        assert client.FIRST_TIME in capsys.readouterr().err
 
 
 def test_the_compilers_process_is_no_host_of_a_pod(monkeypatch):

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from sklearn.decomposition import PCA
 
 Weights: TypeAlias = Float[Array | np.ndarray, "*batch queries keys"]
 Grid: TypeAlias = tuple[int, int]  # (rows, columns) of patches
@@ -121,22 +120,43 @@ def patch_components(
 ) -> tuple[Float[np.ndarray, "*patches components"], Float[np.ndarray, " components"]]:
     """Returns the first principal components of the tokens of patches, and their shares of the variance.
 
-    Each token is one sample, less the mean of all (arXiv 2304.07193, Figure 1). Of the direction of a component, the
-    entry of largest size is positive, so that equal tokens have equal components.
+    Each token is one sample (arXiv 2304.07193, Figure 1); see `principal_components`.
 
     Args:
         patches: tokens of one image or of several.
         count: components wanted; those that the tokens lack are 0.
     """
     samples = patches.reshape(-1, patches.shape[-1])
-    samples = samples - samples.mean(axis=0, dtype=np.float64).astype(samples.dtype)  # float32 then loses nothing below
-    solver = "covariance_eigh" if len(samples) > samples.shape[1] else "full"  # the faster one
-    pca = PCA(min(count, *samples.shape), svd_solver=solver)
-    with np.errstate(invalid="ignore"):  # tokens without any variance
-        scores = pca.fit_transform(samples)
-    scores = np.pad(scores, ((0, 0), (0, count - scores.shape[1])))
-    shares = np.square(scores).sum(axis=0) / max(np.square(samples).sum(), np.finfo(np.float32).tiny)
-    return scores.reshape(*patches.shape[:-1], count), shares
+    directions, shares = principal_components(samples, count)
+    scores = (samples - samples.mean(axis=0, dtype=np.float64)) @ directions.T
+    missing = count - len(shares)
+    scores = np.pad(scores, ((0, 0), (0, missing))).astype(patches.dtype)
+    return scores.reshape(*patches.shape[:-1], count), np.pad(shares, (0, missing))
+
+
+def principal_components(
+    samples: Float[np.ndarray, "samples width"], count: int
+) -> tuple[Float[np.ndarray, "components width"], Float[np.ndarray, " components"]]:
+    """Returns the orthonormal directions of largest variance, in descending order, and their shares of the variance.
+
+    The variance is that about the mean of all samples, in float64. Of each direction, the entry of largest size is
+    positive, so that equal samples have equal directions. Shares are 0 if the samples are all equal.
+
+    Args:
+        samples: a row for each sample.
+        count: directions wanted; fewer are returned where there are fewer samples or values in a sample.
+    """
+    centred = samples - samples.mean(axis=0, dtype=np.float64)
+    if len(centred) > centred.shape[1]:  # faster than the decomposition of the samples
+        variances, columns = np.linalg.eigh(centred.T @ centred)
+        variances, directions = np.maximum(variances[::-1], 0), columns.T[::-1]
+    else:
+        _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+        variances = np.square(sizes)
+    directions = directions[:count]
+    largest = np.abs(directions).argmax(axis=1, keepdims=True)
+    directions = directions * np.sign(np.take_along_axis(directions, largest, axis=1))
+    return directions, variances[:count] / max(variances.sum(), np.finfo(np.float64).tiny)
 
 
 def class_saliency(
@@ -175,16 +195,16 @@ def embedding_filters(
 ) -> tuple[Float[np.ndarray, "components rows columns channels"], Float[np.ndarray, " components"]]:
     """Returns the principal components of the filters of a projection of patches, and their shares of the variance.
 
-    Each filter is one sample, less the mean of all (Figure 7 left: the first 28 of ViT-L/32). A component has length 1,
-    and its sign means nothing.
+    Each filter is one sample (Figure 7 left: the first 28 of ViT-L/32); see `principal_components`. The sign of a
+    component means nothing.
 
     Args:
         kernel: `params["embed"]["kernel"]`.
         count: components wanted; fewer are returned where there are fewer filters or weights in a filter.
     """
     samples = kernel.reshape(-1, kernel.shape[-1]).T
-    pca = PCA(min(count, *samples.shape), svd_solver="full").fit(samples)
-    return pca.components_.reshape(-1, *kernel.shape[:-1]), pca.explained_variance_ratio_
+    directions, shares = principal_components(samples, count)
+    return directions.reshape(-1, *kernel.shape[:-1]), shares
 
 
 def position_similarity(

@@ -1,12 +1,14 @@
 """Plots of metrics during training, of predictions, of attention and of plans. Only this file uses matplotlib."""
 
 import contextlib
+import functools
 import io
 import logging
 import os
 import sys
 import textwrap
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,7 @@ from vit_jax.model import Model
 
 try:
     import matplotlib
+    from matplotlib import font_manager
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import imsave
@@ -34,6 +37,7 @@ MAX_BLOCKS = 6  # whose attention is plotted
 MAX_LETTERS = 34  # of a class name
 MAX_TICKS = 8  # points of a logarithmic axis, each of which is labelled
 MAX_NAMES = 40  # beside a confusion matrix
+MAX_COUNTED = 12  # classes of a confusion matrix with numbers
 
 # Label of the axis -> suffix of the metrics plotted there, factor.
 PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "learning rate": ("/lr", 1)}
@@ -246,6 +250,8 @@ def attention(
 def confusion(matrix: Int[np.ndarray, "label prediction"], names: Sequence[str]) -> NotebookFigure:
     """Returns a figure of a confusion matrix: what the images of each class (row) are taken for, in per cent of them.
 
+    With at most `MAX_COUNTED` classes, the numbers of images stand in the cells.
+
     Args:
         matrix: numbers of images, as `confusion_matrix` of vit_jax/evals/scores.py counts them.
         names: the names of the classes, which are shown if there are at most `MAX_NAMES`.
@@ -261,6 +267,9 @@ def confusion(matrix: Int[np.ndarray, "label prediction"], names: Sequence[str])
         short = [_shorten(name) for name in names]
         axes.set_xticks(range(len(names)), short, rotation=90, fontsize="small")
         axes.set_yticks(range(len(names)), short, fontsize="small")
+    for (row, column), count in np.ndenumerate(matrix) if len(matrix) <= MAX_COUNTED else ():
+        colour = "white" if shares[row, column] > 50 else "black"
+        axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize="x-small", color=colour)
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("images of the class (%)", fontsize="small")
     return figure
 
@@ -368,7 +377,32 @@ def _group(name: str) -> str:
 
 def _shorten(name: str, letters: int = MAX_LETTERS) -> str:
     """Returns a name as one short line, without characters that cannot be drawn."""
-    return printable(textwrap.shorten(name, letters, placeholder="…"))
+    return printable(textwrap.shorten(drawable(name), letters, placeholder="…"))
+
+
+def drawable(text: str) -> str:
+    """Returns a text in the characters of matplotlib's fonts.
+
+    In place of a symbol that they lack stands its name, `[cat face]`, in place of another character its number, and in
+    place of a mark, such as one that gives an emoji its colour, nothing.
+    """
+    known = _drawn_characters(tuple(matplotlib.rcParams["font.family"]))
+    return "".join(letter if ord(letter) in known else _spell(letter) for letter in text)
+
+
+@functools.cache
+def _drawn_characters(families: tuple[str, ...]) -> frozenset[int]:
+    found = [font_manager.findfont(font_manager.FontProperties(family=[family])) for family in families]
+    fonts = map(font_manager.get_font, found)
+    return frozenset(number for font in fonts for number in font.get_charmap())
+
+
+def _spell(letter: str) -> str:
+    kind = unicodedata.category(letter)
+    if kind in ("Mn", "Me", "Cf"):
+        return ""
+    name = unicodedata.name(letter, "").lower() if kind.startswith("S") else ""
+    return f"[{name}]" if name else letter if kind in ("Cs", "Cc") else f"U+{ord(letter):04X}"
 
 
 def stacked_bars(

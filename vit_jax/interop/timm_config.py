@@ -135,10 +135,9 @@ def find_architecture(name: str) -> Architecture | None:
 
 
 def nearest_name(model: Model) -> str:
-    """Returns the name of an architecture with the sizes of a ViT; another of its form if none has these sizes.
+    """Returns the name of an architecture with the sizes of a ViT; another of its form if none has its width.
 
-    Of several architectures, the one with the nearest resolution is chosen. The model differs from the architecture
-    only in what timm's `model_args` can state.
+    The model differs from the architecture only in what timm's `model_args` can state.
     """
     value = model.field
     kind = "map" if value("pooling") == "map" else "layer_scale" if value("layer_scale") else "plain"
@@ -148,13 +147,20 @@ def nearest_name(model: Model) -> str:
 
 
 def nearest_of(model: Model, pattern: str, default: str) -> str:
-    """Returns the name that fits a pattern, as in `FORMS`, with the sizes of a model and the nearest resolution."""
+    """Returns the name of a pattern, as in `FORMS`, whose architecture has the width of a model.
+
+    Of several, one with all of its sizes is preferred, then one with its patch size, then the nearest resolution.
+    """
     sizes = tuple(map(model.field, ("num_heads", "width", "depth", "mlp_dim")))
-    pattern, side = pattern.format(model.field("patch_size")), max(model.image_size)
+    side, own = max(model.image_size), re.compile(pattern.format(model.field("patch_size")))
     distances = {
-        name: abs(one.resolution - side)
+        name: (
+            (one.num_heads, one.width, one.depth, one.mlp_dim) != sizes,
+            not own.fullmatch(name),
+            abs(one.resolution - side),
+        )
         for name, one in _read_table().items()
-        if re.fullmatch(pattern, name) and (one.num_heads, one.width, one.depth, one.mlp_dim) == sizes
+        if re.fullmatch(pattern.format(r"\d+"), name) and one.width == model.field("width")
     }
     return min(distances, key=distances.__getitem__, default=default)
 

@@ -24,7 +24,8 @@ MEMORY = (
 CYCLES = (
     "Cycles of a chip for one of its images. The compiler's estimate is pessimistic for all but matrix products; the "
     "schedules (--schedule) are optimistic, since operations wait for nothing in them. Exchange is what no operation "
-    "hides. Clocks differ between kinds of chips."
+    "hides; the sum beside a bar contains it, the row of cycles an image in the table does not. Clocks differ between "
+    "kinds of chips."
 )
 
 
@@ -91,7 +92,7 @@ def _figures(plans: dict[str, Plan]) -> Iterator[str]:
     yield _section("Memory", MEMORY, memory, **style)
     cycles = {name: _scaled(cycle_parts(plan), 1 / MILLION) for name, plan in plans.items() if cycle_parts(plan)}
     if cycles:
-        yield _section("Cycles", CYCLES, cycles, label="million cycles an image", total="{:.3g}")
+        yield _section("Cycles", CYCLES, cycles, label="million cycles an image, exchange included", total="{:.3g}")
 
 
 def _scaled(bars: dict[str, dict[str, float]], factor: float) -> dict[str, dict[str, float]]:

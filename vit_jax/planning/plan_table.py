@@ -113,7 +113,7 @@ def _run_rows(plan: Plan, run: RunEstimate) -> Rows:
     return {
         "  run": f"{plan.compilation.workload.steps:,} steps",
         "  order of magnitude": f"{run.hours:,.1f} hours, {run.chip_hours:,.0f} chip-hours",
-        "  price": None if plan.price is None else f"{plan.price:,.0f}",
+        "  price": None if plan.price is None else f"{plan.price:,.0f}, at {plan.price / run.chip_hours:g} a chip-hour",
         "read by each host": f"{run.images_per_second_per_host:,.0f} images/s",
         "  cores for it": f"{run.input_cores:.1f} of {run.host_cores}",
         "  disk, streamed": f"{needs[0]} a host{alone}" if needs else None,

@@ -1,7 +1,11 @@
-"""Sources that need no files: scikit-learn's handwritten digits, and synthetic images."""
+"""Sources that need no files of a user: handwritten digits, and synthetic images.
 
-import importlib.util
+`digits.npz` holds the digits that scikit-learn comes with: the test part of "Optical Recognition of Handwritten Digits"
+by E. Alpaydin and C. Kaynak, UCI Machine Learning Repository 1998 (doi 10.24432/C50P49, CC BY 4.0).
+"""
+
 import zlib
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -10,6 +14,7 @@ from vit_jax import UserError
 from vit_jax.data.sources import splits
 from vit_jax.data.sources.source import Source, SourceConfig
 
+DIGITS = Path(__file__).with_name("digits.npz")  # values uint8 [images, 8, 8], 0 to 16, and labels uint8 [images]
 SYNTHETIC_EVAL = 1000  # the most images of a synthetic split that is not for training, unless a slice names more
 
 
@@ -18,13 +23,9 @@ class Digits:
 
     def __init__(self):
         """Loads the digits and divides them into splits."""
-        # Reads the data file alone: importing scikit-learn takes longer than a small training run.
-        package = importlib.util.find_spec("sklearn")
-        assert package and package.submodule_search_locations
-        [folder] = package.submodule_search_locations
-        table = np.loadtxt(f"{folder}/datasets/data/digits.csv.gz", np.int64, delimiter=",")
-        values, labels = table[:, :-1], table[:, -1]
-        pixels = np.rint(values.reshape(-1, 8, 8, 1) * 255 / 16).astype(np.uint8).repeat(3, axis=3)
+        with np.load(DIGITS) as arrays:
+            values, labels = arrays["values"].astype(int), arrays["labels"].astype(int)
+        pixels = np.rint(values[..., None] * 255 / 16).astype(np.uint8).repeat(3, axis=3)
         random = np.random.RandomState(0)  # its stream never changes; that of a Generator may
         by_class = [random.permutation(np.flatnonzero(labels == label)) for label in range(10)]
         held_out = np.isin(np.arange(len(labels)), np.concatenate([rows[: round(len(rows) / 5)] for rows in by_class]))
@@ -44,7 +45,7 @@ class Digits:
 
 
 def open_digits(source_config: SourceConfig, name: str, split: str) -> Source:
-    """Opens scikit-learn's 1,797 handwritten digits: 8 x 8 pixels, grey repeated to RGB, 10 classes.
+    """Opens the 1,797 handwritten digits of scikit-learn: 8 x 8 pixels, grey repeated to RGB, 10 classes.
 
     The data has no test split of its own. `test` is a fifth of each class, drawn once with a fixed seed; `train` is the
     rest. A pixel is `round(value * 255 / 16)`.
