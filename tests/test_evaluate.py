@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import types
 
@@ -28,6 +29,7 @@ from vit_jax.config import (
     save_config,
 )
 from vit_jax.data import loader
+from vit_jax.evals import open_run
 from vit_jax.evals.evaluators import METHODS, FrozenFeatures
 from vit_jax.evals.outputs import compute_outputs
 from vit_jax.evals.prediction_files import write_confusion
@@ -184,7 +186,7 @@ def test_a_missing_field_is_named(few):
 # In a run.
 
 
-def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run):
+def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run, tmp_path):
     lines = {line["step"]: line for line in metrics(run) if "few/n" in line or "test/n" in line}
     assert {step: ("few/n" in line, "test/n" in line) for step, line in lines.items()} == {
         5: (True, False),
@@ -196,6 +198,10 @@ def test_each_evaluation_has_its_own_steps_and_any_may_be_the_best(run):
     best = max(lines, key=lambda step: (lines[step]["few/5shot"], step))
     assert kept == {15, 20, best}
     assert evaluate.evaluate(run, best=True)["few/5shot"] == lines[best]["few/5shot"]
+    stopped = shutil.copytree(run, tmp_path / "stopped")  # which exports its best
+    config = json.loads((stopped / "config.json").read_text())
+    (stopped / "config.json").write_text(json.dumps(config | {"stop_after": 3}))
+    assert open_run(stopped, False, 1, None).step == best and open_run(run, False, 1, None).step == 20
 
 
 @pytest.mark.slow

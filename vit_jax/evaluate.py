@@ -171,7 +171,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", help="same as the positional argument")
     parser.add_argument("--evals", action="append", default=[], help="what to evaluate, see above [as the run says]")
     parser.add_argument(
-        "--best", action="store_true", help="evaluate the best checkpoint that was kept, not the newest"
+        "--best",
+        action="store_true",
+        help="evaluate the best checkpoint, not the newest [if the run has stop_after]",
     )
     parser.add_argument("--split", help="evaluate this split, for example train[:10%%] [those of the run]")
     parser.add_argument("--batch", type=int, help="images per step over all devices [chosen to fit this machine]")

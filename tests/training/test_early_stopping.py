@@ -12,6 +12,7 @@ from tests.training.test_workdir import programs_traced_once  # noqa: F401 (used
 from vit_jax import evals, train
 from vit_jax.checkpoint import find_checkpoint, manifest_of
 from vit_jax.checkpoint.store import read_weights
+from vit_jax.experiments.run_record import make_record
 from vit_jax.monitoring import read_run
 from vit_jax.training import Run
 from vit_jax.training.early_stopping import EarlyStopping
@@ -115,7 +116,10 @@ def test_a_run_cools_down_and_exports_the_best(whole):
     exported = weights(workdir / "model.npz")
     assert manifest["stopping"] == EarlyStopping(0.7, 4, 2, 8).to_json()
     assert all(np.array_equal(exported[name], leaf) for name, leaf in flatten(best).items())
-    assert read_run(str(workdir), "run").is_complete
+    run = read_run(str(workdir), "run")
+    assert run.is_complete and (run.step, run.exported_step, run.exported["test/accuracy"]) == (11, 8, 0.7)
+    record = make_record(str(workdir), "run")
+    assert record.metrics["test/accuracy"] == 0.7 and record.as_run("x").last["test/accuracy"] == 0.1
     assert find_checkpoint(workdir, best=True).name == "8"
 
 

@@ -66,7 +66,7 @@ def is_run(path: str | Path) -> bool:
 
 
 def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> LoadedModel:
-    """Opens a run's newest or best checkpoint.
+    """Opens a run's newest or best checkpoint; of a run with `stop_after`, which exports its best, this one.
 
     Args:
         workdir: the run's folder, local or remote.
@@ -82,6 +82,9 @@ def open_run(workdir: str | Path, best: bool, fsdp: int, source: str | None) -> 
     if folder is None:
         raise UserError(f"{workdir} contains no checkpoint{' with a metric' if best else ''} yet.")
     config = load_config(path / "config.json")
+    if config.stop_after is not None and not best:
+        path = checkpoint.local_workdir(workdir, best=True)
+        folder = checkpoint.find_checkpoint(path, best=True) or folder  # before the first evaluation, the newest
     config.data.source = source or config.data.source
     wanted = data.eval_batch_size(config)
     program = make_inference_program(config, fsdp, check_kernels)

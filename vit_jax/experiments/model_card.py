@@ -77,7 +77,8 @@ def describe_results(record: RunRecord, config: ConfigDict) -> str:
             paper = paper_numbers(config, name) if kind == "accuracy" else ""
             rows.append((metric, format_value(metric, value), f"{images:,.0f}" if images else "", paper))
     compared = any(row[-1] for row in rows)
-    table = [("metric", "after the last step", "images", "paper"), *rows]
+    after = "after the last step" if config.stop_after is None else "at the best step"
+    table = [("metric", after, "images", "paper"), *rows]
     return markdown_table([row if compared else row[:-1] for row in table]).rstrip() + (
         f"\n{PAPER}" if compared else ""
     )

@@ -29,7 +29,8 @@ class RunRecord:
         name: the name of the run's folder, or its path relative to a folder of several runs.
         config: the configuration, as in config.json, with absolute local paths shortened to their last part.
         steps: the number of training steps.
-        metrics: metric -> its last value; None: the value was not finite.
+        metrics: metric -> its value for the exported weights, which are the last or, with `stop_after`, the best; None:
+            the value was not finite.
         processes: the processes that trained the run, see `vit_jax.monitoring.Processes`.
         evaluations: name of an evaluation that was made after the run -> its `data.identify_evals`.
         ledger: category of time -> seconds, see `vit_jax.monitoring.Category`; empty in records of earlier versions.
@@ -69,7 +70,8 @@ class RunRecord:
         """
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
         earlier = [(int(row["step"]), row) for row in self.curve if row["step"] < self.steps]
-        rows = [*earlier, (self.steps, metrics)]
+        ended = next((row for row in self.curve if row["step"] == self.steps), {})  # perhaps not of exported weights
+        rows = [*earlier, (self.steps, metrics | ended)]
         config = parse_config(json.dumps(self.config).encode(), location)  # an earlier version may have written it
         finished = Start(0, self.steps, 0.0, {}, complete=True)  # perhaps before `total_steps`
         return RunFolder(self.name, location, config, rows, self.processes, None, {}, [finished])
@@ -101,7 +103,7 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
     """
     run = read_run(workdir, name)
     config, step = run.config, run.step
-    metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.last.items()}
+    metrics: dict[str, Any] = {key: value if math.isfinite(value) else None for key, value in run.exported.items()}
     if not run.is_complete and (step < config.total_steps or not metrics):
         raise UserError(f"{workdir} is at step {step:,} of {config.total_steps:,}; finish the run first.")
     if not run.is_complete:
@@ -111,7 +113,7 @@ def make_record(workdir: str, name: str, evaluations: list[dict[str, Any]] | Non
         raise UserError(f"{workdir} does not name the processes that trained it, since {old}; train it again.")
     later: dict[str, dict[str, str]] = {}
     for row in evaluations or []:
-        check_evaluation(row, workdir, step, config)
+        check_evaluation(row, workdir, run.exported_step, config)
         later |= {key: evaluation for key, evaluation in row["evals"].items() if key not in config.evals}
         metrics |= {key: value for key, value in row.items() if "/" in key}
     kept = {key: value for key, value in metrics.items() if not key.startswith(UNRECORDED)}
@@ -134,11 +136,11 @@ def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: Confi
     Args:
         row: the JSON object that `vit_jax.evaluate --json` printed.
         workdir: the folder of the run, local or remote.
-        step: the last step of the run.
+        step: the step of the run's exported weights.
         config: the configuration of the run.
 
     Raises:
-        UserError: the evaluated weights are not those at the end of the run, or an evaluation has the name of one in
+        UserError: the evaluated weights are not those that the run exported, or an evaluation has the name of one in
             `config.evals` but other images or another preprocessing.
     """
     again = f"write it anew with python -m vit_jax.evaluate {workdir} --json > FILE"
@@ -147,21 +149,22 @@ def check_evaluation(row: dict[str, Any], workdir: str, step: int, config: Confi
         raise UserError(f"an evaluation in --evaluations=FILE does not state its weights, {old}; {again}.")
     if row.get("step") != step:
         at_step = f"an evaluation in --evaluations=FILE is of step {row.get('step')}"
-        raise UserError(f"{at_step}, but {workdir} ends at step {step}; {again}.")
-    last = checkpoint.find_checkpoint(checkpoint.local_workdir(workdir))
-    if last is None or int(last.name) != step:
+        raise UserError(f"{at_step}, but {workdir} exports step {step}; {again}.")
+    best = config.stop_after is not None
+    found = checkpoint.find_checkpoint(checkpoint.local_workdir(workdir, best), best)
+    if found is None or int(found.name) != step:
         absent = f"{workdir} has no checkpoint of step {step}, by which --evaluations could be checked"
         raise UserError(f"{absent}; leave out --evaluations.")
-    if row["weights"] != interop.digest_weights(last):
+    if row["weights"] != interop.digest_weights(found):
         other = f"an evaluation in --evaluations=FILE is not of the weights of {workdir} at step {step}"
         raise UserError(f"{other}; {again}.")
     own = without_folders(data.identify_evals(config))
     for name, evaluation in without_folders(row["evals"]).items():
         if changed := [field for field in own.get(name, ()) if own[name][field] != evaluation.get(field)]:
-            found, wanted = ({field: one.get(field) for field in changed} for one in (evaluation, own[name]))
+            stated, wanted = ({field: one.get(field) for field in changed} for one in (evaluation, own[name]))
             raise UserError(
-                f"the evaluation {name} in --evaluations=FILE has {_as_words(found)}, but the evaluation {name} of the "
-                f"run has {_as_words(wanted)}; evaluate again under another name, as in "
+                f"the evaluation {name} in --evaluations=FILE has {_as_words(stated)}, but the evaluation {name} of "
+                f"the run has {_as_words(wanted)}; evaluate again under another name, as in "
                 f"--evals=other={name}:FIELD=VALUE."
             )
 

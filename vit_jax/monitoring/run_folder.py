@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import posixpath
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, encode_text, user_errors, without_queries
-from vit_jax.config import flatten_config, parse_config
+from vit_jax.config import flatten_config, is_lowest_best, parse_config
 from vit_jax.monitoring.metrics_file import METRICS, read_metrics
 from vit_jax.monitoring.run_ledger import PROCESS_FILES, Start, read_processes
 from vit_jax.storage import filesystem
@@ -56,6 +57,19 @@ class RunFolder:
     def last(self) -> dict[str, float]:
         """The last value of each metric."""
         return {name: value for _, metrics in self.metrics for name, value in metrics.items()}
+
+    @property
+    def exported_step(self) -> int:
+        """The step of the exported weights: the last or, with `stop_after`, the best; of equal ones the newest."""
+        metric, sign = self.config.checkpoint.best_metric, -1 if is_lowest_best(self.config) else 1
+        scores = [(sign * metrics.get(metric, math.nan), step) for step, metrics in self.metrics]
+        finite = [score for score in scores if math.isfinite(score[0])]
+        return max(finite)[1] if finite and self.config.stop_after is not None else self.step
+
+    @property
+    def exported(self) -> dict[str, float]:
+        """The metrics at the step of the exported weights; the last value of each metric that was not taken there."""
+        return self.last | dict(self.metrics).get(self.exported_step, {})
 
     @property
     def is_complete(self) -> bool:
