@@ -68,9 +68,9 @@ def describe_counts(counts: PerClass, names: Sequence[str] | None) -> list[str]:
         counts: the number of images of each class.
         names: the names of the classes; None: they are named by their labels.
     """
-    low, high = int(counts.min()), int(counts.max())
-    if len(counts) == 1:
+    if len(counts) < 2:  # of images without labels there are none
         return []
+    low, high = int(counts.min()), int(counts.max())
     if low == high:
         return [f"Classes: {low:,} images each."]
 

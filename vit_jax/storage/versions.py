@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-SHIPPED = (".py", ".pyi", ".csv", ".json", ".txt")  # what the package is made of
+SHIPPED = (".py", ".pyi", ".csv", ".json", ".npz", ".txt")  # what the package is made of
 COMPILERS = (
     *("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin"),
     *("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
