@@ -372,7 +372,7 @@ def test_code_of_a_reader_who_pasted_everything(reader, place):
         exec(code, scope)
     assert (place / "workdirs" / "copy.npz").exists() and scope["source"].field("resolution") == 48
     assert scope["out"]["attention"].shape == (1, 1, 4, 16, 16) and (place / "workdirs" / "attention.png").exists()
-    assert len(scope["found"]) == 7 and scope["exported"]["block_0"].shape == (7, 17, 64)
+    assert len(scope["found"]) == 7 and scope["exported"]["block_0"].shape == (7, 16, 64)
     assert scope["features"].shape == (1, 64) and scope["image"].shape == (16, 16, 3)
     assert scope["model"].spec.position.resolution == 384 and (place / "workdirs" / "model.npz").exists()
     assert isinstance(scope["logits"], jax.Array)
