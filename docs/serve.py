@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
+from starlette.requests import ClientDisconnect
 
 from vit_jax import UserError, data
 from vit_jax.data.images import EncodedImage, stated_size
@@ -27,11 +28,16 @@ BATCH, TOP = 32, 5  # images of a run, classes of an answer
 
 
 def make_app(path: str) -> FastAPI:
-    """Returns the application; raises UserError if the file does not state how images are prepared."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    described = json.loads(session.get_modelmeta().custom_metadata_map["vit_jax"])
-    if not described["preprocess"]:
+    """Returns the application; raises UserError if the file is no model with a head that states its preprocessing."""
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the classes of onnxruntime have no other base
+        raise UserError(f"cannot open {path}: {error}") from None
+    described = json.loads(session.get_modelmeta().custom_metadata_map.get("vit_jax", "{}"))
+    if not described.get("preprocess"):
         raise UserError(f"{path} does not state how images are prepared; convert a checkpoint that does.")
+    if "probabilities" not in [output.name for output in session.get_outputs()]:
+        raise UserError(f"{path} has no head, so it predicts no classes; fine-tune the model first.")
     pipe = data.parse_pipe(described["preprocess"], resolution=0)
     takes_bytes = session.get_inputs()[0].type == "tensor(uint8)"  # of --preprocess
     decoders = asyncio.Semaphore(os.cpu_count() or 1)  # images that are decoded at the same time
@@ -79,6 +85,8 @@ def make_app(path: str) -> FastAPI:
                     body += chunk
                     if len(body) > MOST_BYTES:
                         raise HTTPException(413, f"the image has more than {MOST_BYTES:,} bytes")
+        except ClientDisconnect:
+            raise HTTPException(400, "the client went away") from None
         except TimeoutError:
             raise HTTPException(408, f"the image did not arrive within {UPLOAD_SECONDS} seconds") from None
         try:
@@ -101,4 +109,8 @@ if __name__ == "__main__":
     parser.add_argument("path", help="the .onnx file")
     parser.add_argument("--port", type=int, default=8000, help="[8000]")
     args = parser.parse_args()
-    uvicorn.run(make_app(args.path), host="127.0.0.1", port=args.port, limit_concurrency=MOST_REQUESTS)
+    try:
+        served = make_app(args.path)
+    except UserError as error:
+        parser.error(str(error))
+    uvicorn.run(served, host="127.0.0.1", port=args.port, limit_concurrency=MOST_REQUESTS)

@@ -245,6 +245,25 @@ def check_places(inputs: Inputs) -> None:
             raise UserError(f"{name}={value} is not on the new machines; use {instead}.")
 
 
+def check_cloud_job(job: Job, devices: int, allow_local_output: bool) -> Inputs:
+    """Checks the command of a run on cloud machines, whose disks vanish with them, and returns its inputs.
+
+    Args:
+        job: the run.
+        devices: the number of all devices.
+        allow_local_output: whether the user states that nothing worth keeping is written to local folders.
+
+    Raises:
+        UserError: see the functions above.
+    """
+    check_module(job)
+    check_output(job, shared_disk=False, allowed=allow_local_output)
+    inputs = read_inputs(job)
+    check_config(inputs, devices)
+    check_places(inputs)
+    return inputs
+
+
 def _list_configs(name: str, words: list[str]) -> list[ConfigDict]:
     """Returns the configurations of all runs of a command that trains.
 

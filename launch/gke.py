@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from launch import clouds
-from launch.checks import check_config, check_module, check_output, check_places, read_inputs
+from launch.checks import check_cloud_job
 from launch.job import (
     PREEMPTED,
     Job,
@@ -196,11 +196,7 @@ def main(argv: list[str]) -> None:
     add_job_arguments(flags)
     args = flags.parse_args(options)
     job, tpu = make_job(args, command), parse_topology(args.topology)
-    check_module(job)
-    check_output(job, shared_disk=False, allowed=args.allow_local_output)
-    inputs = read_inputs(job)
-    check_config(inputs, devices=tpu.devices * job.slices)
-    check_places(inputs)
+    check_cloud_job(job, tpu.devices * job.slices, args.allow_local_output)
     if job.slices > 1 and tpu.hosts == 1:
         raise UserError(f"GKE joins only slices of several machines, and {tpu} is one machine; choose larger slices.")
     jobset = make_manifest(job, tpu, args.image, args.spot, args.service_account)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from launch.checks import check_config, check_files_in_git, check_module, check_output, check_places, read_inputs
+from launch.checks import check_cloud_job, check_files_in_git
 from launch.clouds import check_zone
 from launch.job import (
     PREEMPTED,
@@ -188,11 +188,7 @@ def run_command_line(cloud: Cloud, argv: list[str], sleep: Callable[[float], Non
 def launch(cloud: Cloud, args: argparse.Namespace, command: list[str], sleep: Callable[[float], None]) -> None:
     """Carries out `run`: runs a command and ends this process with its exit code. With --dry-run it only prints."""
     job, tpu = make_job(args, command), parse_topology(args.topology)
-    check_module(job)
-    check_output(job, shared_disk=False, allowed=args.allow_local_output)
-    inputs = read_inputs(job)
-    check_config(inputs, devices=tpu.devices * job.slices)
-    check_places(inputs)
+    inputs = check_cloud_job(job, tpu.devices * job.slices, args.allow_local_output)
     check_files_in_git(inputs)
     machines = cloud.make_machines(job, tpu, args, sleep)
     if args.dry_run:

@@ -6,6 +6,8 @@ import http.client
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.conftest import ROOT
 from tests.models.test_models import params_of, tiny
 from vit_jax.predict import predict
 
@@ -143,8 +146,19 @@ def test_clients_that_go_away_or_send_slowly_hold_up_nobody(port, monkeypatch):
     assert send(port, IMAGES["photo.jpg"])[0] == 200
 
 
-def test_a_file_without_preprocessing_is_refused(tmp_path):
-    model = tiny()
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [({}, "does not state how images are prepared"), ({"preprocess": PIPE, "num_classes": 0}, "has no head, so")],
+)
+def test_a_model_that_cannot_be_served_is_refused(fields, sentence, tmp_path):
+    model = tiny(**fields)
     vit_jax.save(tmp_path / "x.onnx", model, params_of(model))
-    with pytest.raises(vit_jax.UserError, match="does not state how images are prepared"):
+    with pytest.raises(vit_jax.UserError, match=sentence):
         serve.make_app(str(tmp_path / "x.onnx"))
+
+
+def test_what_is_no_model_is_a_sentence(tmp_path):
+    (tmp_path / "x.onnx").write_text("no model")
+    command = [sys.executable, "docs/serve.py", str(tmp_path / "x.onnx")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot open" in done.stderr and "Traceback" not in done.stderr

@@ -72,7 +72,8 @@ def _estimated(compilation: Compilation, chip_hour_price: float | None, faults: 
 def training_command(request: PlanRequest, workload: Workload) -> str:
     """Returns the shell command that trains as planned.
 
-    The command for a TPU slice is that of the launcher for Cloud TPU. It has flags that place data which cloud machines
+    The command for a TPU slice is that of the launcher for Cloud TPU, or for Compute Engine if Cloud TPU does not have
+    the chip. It has flags that place data which cloud machines
     cannot reach, and a workdir that they would lose, in a bucket. Its words in capitals (BUCKET, DATA, ZONE) are for
     the user to replace. Any other command trains on this machine.
     """

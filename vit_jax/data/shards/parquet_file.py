@@ -9,7 +9,7 @@ import io
 import json
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +17,9 @@ from jaxtyping import Bool
 
 from vit_jax import UserError, reason
 from vit_jax.storage import Version, filesystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEPT_BYTES = 2**27  # of decoded row groups that a process keeps, also after their files are closed
 FOOTER = 2**16  # bytes at the end of a remote file that are read first
@@ -126,7 +129,7 @@ def read_footer(path: str, size: int | None) -> Footer:
     return Footer(metadata.num_rows, columns, texts, metadata.metadata or {})
 
 
-def _contains_texts(type: Any) -> bool:
+def _contains_texts(type: "pa.DataType") -> bool:
     """Returns whether values of an Arrow type are texts, or lists of texts; also if each text is stored once."""
     import pyarrow.types as kinds
 
