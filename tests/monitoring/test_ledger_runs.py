@@ -38,7 +38,8 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     whole = (workdir / "processes.json").stat().st_mtime - began
     first, second = read(workdir)
     total = total_seconds([first, second])
-    assert sum(total.values()) == pytest.approx(whole, rel=0.01)
+    # A process begins some time after it is asked for, and its last row is written some time before its file is.
+    assert sum(total.values()) == pytest.approx(whole, rel=0.01, abs=3)
     assert total[Category.UNKNOWN] < 0.02 * whole
     assert (second.first, second.last, second.complete, second.saves) == (20, 40, True, 1)
     assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < run_ledger.INTERVAL + slow + 0.5
