@@ -34,25 +34,18 @@ class Comparison:
     executable: records.Executable
 
     @property
-    def kernel_cycles(self) -> float:
-        """The cycles of the attention kernels, counting only the blocks that the mask does not skip."""
-        return (self.executable.kernel_cycles or 0) * self.run.kernel_share
-
-    @property
     def estimate_seconds(self) -> float:
         """The seconds of a step by the compiler's estimate, plus those of its exchanges, as in `planning.estimate`."""
         tpu = parse_topology(self.run.target)
         exchange = sum(each.link_bytes for each in self.executable.collectives.values()) / tpu.link_bandwidth
-        return ((self.executable.cycles or 0) + self.kernel_cycles) / tpu.chip.clock + exchange
+        return ((self.executable.cycles or 0) + (self.executable.kernel_cycles or 0)) / tpu.chip.clock + exchange
 
     @property
     def schedule_seconds(self) -> float:
         """The seconds of a step by the schedules of its operations, plus the exchange that they do not hide."""
         schedule = self.executable.schedule
         assert schedule
-        skipped = (self.executable.kernel_cycles or 0) - self.kernel_cycles
-        cycles = schedule.cycles - skipped + schedule.exchange_exposed
-        return cycles / parse_topology(self.run.target).chip.clock
+        return (schedule.cycles + schedule.exchange_exposed) / parse_topology(self.run.target).chip.clock
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -107,8 +100,7 @@ def runs_table(found: list[Comparison]) -> list[str]:
     cells = {each.run: each.cells() for each in found}
     rows = []
     for run in RUNS:
-        mfu = "" if run.mfu is None else f"{run.mfu:.1%}"
-        told = [run.model, run.source, run.target, f"{run.sequences} x {run.decoder.length:,}", mfu]
+        told = [run.model, run.source, run.target, f"{run.sequences} x {run.decoder.length:,}", f"{run.mfu:.1%}"]
         rows.append([*told, f"{run.step_seconds:.2f}", *cells.get(run, [""] * 4)])
     return table(labels, rows)
 

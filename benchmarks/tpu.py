@@ -38,7 +38,7 @@ IMAGES = {  # model -> images a chip
     "BiT-R50x1": 64,
 }
 PATCHES = {"S/16": 196, "B/16": 196, "B/32": 49, "L/16": 196, "H/14": 256, "R50+B/16": 196}
-OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+OTHER_CHIPS = ("v4:2x2x1", "v5p:2x2x1", "v6e:2x2")
 GROWING = ("v5e:2x4", "v5e:8x8", "v5e:16x16")
 SPLIT = {
     "copied": (),
@@ -113,6 +113,12 @@ class Result:
         return self.schedule.cycles + self.schedule.exchange_exposed if self.schedule else None
 
     @property
+    def estimate(self) -> int:
+        """The cycles of a step by the compiler's estimate; kernels, for which there is none, by their schedules."""
+        executable = self.step.executable if self.step else None
+        return (executable.cycles or 0) + (executable.kernel_cycles or 0) if executable else 0
+
+    @property
     def mfu(self) -> float:
         """The model FLOPs utilization by schedule, without the exchange, as a fraction."""
         assert self.schedule
@@ -130,7 +136,7 @@ class Result:
         if executable is None or schedule is None:
             return ["", "", "", f"does not fit: {plan_table.format_bytes(self.step.required_bytes)}", ""]
         return [
-            f"{((executable.cycles or 0) + (executable.kernel_cycles or 0)) / 1e6:.0f}",
+            f"{self.estimate / 1e6:.0f}",
             f"{schedule.cycles / 1e6:.1f}",
             f"{schedule.exchange_exposed / 1e6:.1f} + {schedule.exchange_hidden / 1e6:.1f}",
             plan_table.format_bytes(executable.peak_bytes),
@@ -180,7 +186,8 @@ def read_report(row: Row) -> Report | None:
 def compile_row(row: Row, checkout: Path | None) -> Report:
     """Compiles a row, and returns the compiler's report, or `error` if it does not compile."""
     words = json.dumps(dataclasses.asdict(row)), str(checkout or "")
-    return compile_in_process(row.name, row.target, "benchmarks.tpu_rows", *words)
+    schedules = row.measure == "schedule"
+    return compile_in_process(row.name, row.target, "benchmarks.tpu_rows", *words, schedules=schedules)
 
 
 def table(labels: Iterable[str], rows: Iterable[Cells]) -> list[str]:
@@ -250,6 +257,23 @@ def weights(results: Results) -> list[str]:
 def chips(results: Results) -> list[str]:
     """Returns the table of the models on the other kinds of chips."""
     return side_by_side(results, every_model(OTHER_CHIPS))
+
+
+def tpu7x(results: Results) -> list[str]:
+    """Returns the table of TPU7x, by the compiler's estimate alone, beside two chips whose schedules are known."""
+    lines = []
+    for model, target in itertools.product(("S/16", "B/16"), ("v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")):
+        ours, theirs = (results[Row(code, model, target, IMAGES[model])] for code in CODES)
+        cells = [model, str(IMAGES[model]), target]
+        for each in (ours, theirs):
+            known = each.step and each.step.executable
+            cells += [f"{each.estimate / 1e6:.0f}", plan_table.format_bytes(known.peak_bytes)] if known else ["", ""]
+        cells.append(f"{theirs.estimate / ours.estimate:.2f}" if ours.estimate and theirs.estimate else "")
+        both = ours.schedule and theirs.schedule
+        cells.append(f"{theirs.schedule.cycles / ours.schedule.cycles:.2f}" if both else "")
+        lines.append(cells)
+    names = [f"{code}: {name}" for code in CODES for name in ("estimate", "peak")]
+    return table(["model", "images a device", "chips", *names, "theirs / ours by estimate", "by schedule"], lines)
 
 
 def batches(results: Results) -> list[str]:
@@ -340,6 +364,7 @@ SECTIONS: dict[str, Callable[[Results], list[str]]] = {
     "operations": operations,
     "weights": weights,
     "chips": chips,
+    "tpu7x": tpu7x,
     "mlp": mlp,
     "batches": batches,
     "growing": growing,

@@ -25,7 +25,7 @@ Report = dict[str, Any]
 LIMIT = 3600.0  # seconds after which a compilation is given up
 
 
-def compile_in_process(name: str, target: str, module: str, *words: str) -> Report:
+def compile_in_process(name: str, target: str, module: str, *words: str, schedules: bool = True) -> Report:
     """Runs a module in a new process, and returns the report that it prints.
 
     It returns {"error": ...} if the module fails, if a signal ends it, or if it takes longer than `LIMIT`.
@@ -35,10 +35,11 @@ def compile_in_process(name: str, target: str, module: str, *words: str) -> Repo
         target: the slice to compile for.
         module: the module, whose command calls `answer`.
         *words: the arguments of the command.
+        schedules: whether libtpu writes schedules.
     """
     request = records.PlanRequest((), target)
     with tempfile.TemporaryDirectory(prefix="vit_jax_schedules_") as folder, show_progress(f"compiling {name}"):
-        environment = targets.compiler_environment(request) | dump_environment(folder)
+        environment = targets.compiler_environment(request) | (dump_environment(folder) if schedules else {})
         command = [sys.executable, "-m", module, *words]
         try:
             found = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
