@@ -97,7 +97,9 @@ def test_the_other_fields_are_kept_apart_and_the_best_is_marked(tmp_path, capsys
         ("optim.weight_decay=0.3", 0.2, 0.55, 1, False),
     ]
     figure = plot.scaling(scaling.lines_of(found), "base_lr", joined=True)
-    assert "best: 70 at 0.1" in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "best: 70 at 0.1, optim.weight_decay=0.3" in [
+        text.get_text() for text in figure.axes[0].get_legend().get_texts()
+    ]
     sweep.main(["sweep", f"--plot={tmp_path}/a.svg", "--against=optim.weight_decay", str(tmp_path / "runs")])
     [best] = [line for line in capsys.readouterr().out.splitlines() if line.endswith("best")]
     assert best.startswith("base_lr=0.1") and "0.7000" in best

@@ -337,10 +337,10 @@ def _draw_line(
     axes: Axes, number: int, name: str, points: Sequence[Any], places: Sequence[float], joined: bool, factor: int
 ) -> None:
     ordered = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
-    style: dict[str, Any] = {"marker": "os^vD*"[number % 6], "markersize": 6, "capsize": 3}
+    style: dict[str, Any] = {"marker": "os^vD*"[number % 6], "markersize": max(9 - number, 4), "capsize": 3}
     means = [factor * point.mean for _, point in ordered]
     spread = [factor * (point.std or 0) for _, point in ordered]
-    dashes = ("-", "--", "-.", ":")[number % 4]  # of equal lines, each is seen in the gaps of the next
+    dashes = ("-", "--", "-.", ":")[number % 4]  # equal lines are seen in each other's gaps, and larger markers behind
     across = [place for place, _ in ordered]
     axes.errorbar(across, means, yerr=spread, label=name, linestyle=dashes if joined else "", **style)
     for place, point in () if joined else ordered:
@@ -348,11 +348,11 @@ def _draw_line(
 
 
 def _mark_best(axes: Axes, places: Sequence[float], points: Sequence[Any], factor: int) -> None:
-    best = sorted((place, factor * point.mean) for place, point in zip(places, points, strict=True) if point.best)
-    if best:
-        label = f"best: {best[0][1]:.4g} at {', '.join(dict.fromkeys(f'{place:.4g}' for place, _ in best))}"
-        style: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": ""}
-        axes.plot(*zip(*best, strict=True), color=matplotlib.rcParams["text.color"], label=label, **style)
+    for place, point in zip(places, points, strict=True):
+        if point.best:
+            label = f"best: {factor * point.mean:.4g} at {place:.4g}, {point.line}"
+            style: dict[str, Any] = {"marker": "o", "markersize": 14, "markerfacecolor": "none", "linestyle": ""}
+            axes.plot(place, factor * point.mean, color=matplotlib.rcParams["text.color"], label=label, **style)
 
 
 def label_places(axes: Axes, places: list[float]) -> None:
