@@ -40,7 +40,7 @@ COMPARED_MODELS = ("BiT-L", "EfficientNet-L2")  # models that the paper only com
 # Fields that do not decide what is computed, or that may differ between runs of the same protocol.
 IRRELEVANT_FIELDS = re.compile(
     r"seed|base_lr|init_from|batch_eval|accum_steps|log_every|eval_every|checkpoint.*|stall_limit|profile_steps|wandb|"
-    r"report|compiler_options|use_measured_times|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
+    r"report|compiler_options|use_measured_times|step_numbers|mesh\..*|data\.(data_dir|workers|accept_change|bad_images|max_bad)|"
     rf"optim\.max_nonfinite_skips|model\.({'|'.join(EXECUTION_FIELDS)})|evals\.(?!test\.).*|evals\.test\.every"
 )
 

@@ -25,7 +25,7 @@ LAYERS = (
     "tasks",
     "distributed inference step",
     "checkpoint program cli",
-    "interop kernel_trials",
+    "interop kernel_trials shared_step",
     "analysis",
     "evals",
     "training",

@@ -105,7 +105,8 @@ def make_program(
 
     @functools.cache
     def final_step(begin: int, end: int) -> Callable[..., tuple[TrainState, StepMetrics]]:
-        return jit_step(make_train_step(config, model, task, taught.model if taught else None, (begin, end)))
+        rate = optim.make_schedule(config, (begin, end))
+        return jit_step(make_train_step(config, model, task, taught.model if taught else None, rate))
 
     trained = tree.flatten(jax.eval_shape(step.trained_part.select, state.params))
     multipliers = step.lr_multipliers.by_name(state.params)
@@ -161,16 +162,16 @@ def make_train_step(
     model: Model,
     task: tasks.Task,
     teacher: Model | None = None,
-    final_steps: tuple[int, int] | None = None,
+    rate: optim.LearningRate | None = None,
 ) -> TrainStep:
-    """Returns the update that a config describes; see `optim.make_schedule` on `final_steps`.
+    """Returns the update that a config describes, with its schedule or another learning rate.
 
     Raises:
         UserError: `config.optim.lr_multipliers` cannot be parsed, or the model does not have the blocks that the
             configuration counts.
     """
     optim.check_blocks(config.optim, model)
-    rate, multipliers = optim.make_schedule(config, final_steps), make_lr_multipliers(config)
+    rate, multipliers = rate or optim.make_schedule(config), make_lr_multipliers(config)
     return TrainStep(
         model=model,
         task=task,

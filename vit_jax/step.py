@@ -16,6 +16,7 @@ from vit_jax.optim import (
     UNSCALED,
     WHOLE,
     Adapters,
+    Decay,
     GradientRule,
     LossAndGrads,
     LrMultipliers,
@@ -91,9 +92,9 @@ class TrainStep:
     task: Task
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
-    seed: int
+    seed: jax.typing.ArrayLike
     accum_steps: int
-    ema_decay: float
+    ema_decay: float | Decay
     trained_part: TrainedPart = WHOLE
     lr_multipliers: LrMultipliers = UNSCALED
     sharpness: GradientRule = one_pass

@@ -18,7 +18,8 @@ printed with the standard deviation. The exit codes are those of vit_jax.main.
 
 With --plot=FILE nothing is trained. The finished runs in some folders, or their records, as in results/, are drawn and
 printed as a table: an accuracy against the exaFLOPs of pre-training, counted as in docs/plans.md. Runs that differ in
-the seed only are one point, the mean with the standard deviation.
+the seed only are one point, the mean with the standard deviation. Against a field, as in --against=base_lr, there is a
+line for each combination of the other fields, and the best point has a ring.
 
   --metric=NAME     the accuracy [checkpoint.best_metric of each run]
   --against=FIELD   a field instead of the exaFLOPs, as in --against=data.num_examples
@@ -59,8 +60,9 @@ def plot(argv: list[str]) -> None:
     rows = [to_json(dataclasses.asdict(point)) for point in points]
     print("\n".join(rows) if "json" in flags else scaling.format_points(points, request.against))
     label = "exaFLOPs of pre-training" if request.against == scaling.COMPUTE else request.against
+    joined = request.against != scaling.COMPUTE or scaling.are_lines(points)
     speeds = scaling.read_speeds(flags["speeds"], points) if "speeds" in flags else None
-    figure = analysis.plot.scaling(scaling.lines_of(points), label, scaling.are_lines(points), speeds)
+    figure = analysis.plot.scaling(scaling.lines_of(points), label, joined, speeds)
     with user_errors(f"cannot write {flags['plot']}"):
         Path(flags["plot"]).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(flags["plot"])

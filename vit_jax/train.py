@@ -14,6 +14,7 @@ from vit_jax.distributed import Supervisor, preflight_checks
 from vit_jax.kernel_trials import check_kernels, settle_attention
 from vit_jax.monitoring import Category
 from vit_jax.program import prepare
+from vit_jax.shared_step import share_step
 from vit_jax.storage import check_workdir
 from vit_jax.training import Run, Workdir, load_teacher, place_teacher, report_end, take_model
 
@@ -51,6 +52,8 @@ def train(
         config = settle_attention(take_model(keep_choices(config, location)), location, supervisor)
         teacher = load_teacher(config)
         config, info, program = prepare(config, check, teacher.model if teacher else None)
+        if config.step_numbers == "arguments":
+            program = share_step(program, config)
     with contextlib.ExitStack() as stack:
         sharding = program.batch_sharding
         stack.enter_context(

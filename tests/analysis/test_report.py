@@ -184,11 +184,56 @@ def test_runs_are_compared(tmp_path, model):
     page = check_run_page(text)
     assert "2 runs" in page.text and "two: train/loss" in page.text
     # The heading of a figure, its key of dashes, which one metric does not need, and the heading of its table.
-    assert "Losstrain/loss solid, test/loss dashedLoss in numbers" in page.text
-    assert "Learning ratetrain/lrLearning rate in numbers" in page.text
+    assert (
+        "Losstrain/loss solid, test/loss dashedEqual, in turns: all 2 runs (train/loss, test/loss)Loss in n"
+        in page.text
+    )
+    assert "Learning ratetrain/lrEqual, in turns: all 2 runs (train/lr)Learning rate in numbers" in page.text
     differs = re.search("What differs</h3>(.*?)</table>", text)[1]
-    assert re.findall(r'<th scope="row">(\S+?)</th>', differs) == ["seed"]
+    assert re.findall(r'<th scope="col">(\S+?)</th>', differs) == ["seed"]
     assert "cannot read test.test.mistakes.npz" in page.text and f"{two}/plan.json" in page.text
+
+
+def test_many_runs_are_lines_beside_their_colours_and_what_they_share_is_said_once(tmp_path):
+    (tmp_path / "rates").mkdir()
+    for number in range(9):
+        write_run(tmp_path / "rates" / f"{number}", base_lr=0.1 * number, seed=number // 5, log_every=1 + number)
+    runs, colours = report.read_runs([str(tmp_path)]), curves.colours_of(9)
+    told = re.sub("<.*?>", "", run_page.summary(runs))
+    assert told.startswith(f"all 9 runsfolder{tmp_path}/ratesstatecomplete: 30 of 30 steps") and told.count("ViT") == 1
+    assert run_page.environment(runs).count("8 x TPU &lt;x&gt;") == 1
+    differs = re.search("What differs</h3>(.*?)</table>", run_page.configuration(runs, {}))[1]
+    labels = re.findall(
+        r'<th scope="row"><span class="plot" style="color: (.*?)">&#9632;</span>&nbsp;(\d)</th>', differs
+    )
+    assert labels == [(colour, str(number)) for number, colour in enumerate(colours)] and len(set(colours)) == 9
+    assert re.findall('<th scope="col">(.*?)</th>', differs) == ["base_lr", "log_every", "seed"]
+    rows = [(f"fact {fact}", [f"{fact} of {run}" for run in range(9)]) for fact in range(12)]
+    widths = [head.count('scope="col"') for head in run_page.table_of(runs, rows).split("</thead>")[:-1]]
+    assert widths == [run_page.COLUMNS, 9 - run_page.COLUMNS]
+
+
+def test_equal_curves_take_turns_on_one_line(tmp_path):
+    def curve(run, values, metric="train/loss"):
+        return curves.Curve(run, metric, np.arange(3), np.array(values, float))
+
+    drawn = [
+        curve(0, [1, 2, np.nan]),
+        curve(1, [1, 2.5, 3]),
+        curve(2, [1, 2.0001, np.nan]),
+        curve(0, [1, 2, 4], "a/loss"),
+    ]
+    assert curves.find_equal(drawn) == [[drawn[0], drawn[2]]]
+    runs = [read_run(str(write_run(tmp_path / name)), name) for name in "abc"]
+    plot = curves.draw_panel(curves.PANELS[0], runs, drawn, curves.Range1d(0, 3))
+    glyphs = [renderer.glyph for renderer in plot.renderers if type(renderer.glyph).__name__ == "Line"]
+    dashes = [(glyph.line_color, glyph.line_dash, glyph.line_dash_offset) for glyph in glyphs]
+    assert dashes[0] == (curves.COLOURS[0], [10, 10], 0) and dashes[2] == (curves.COLOURS[2], [10, 10], -10)
+    lines = run_page.describe_equal([[drawn[0], drawn[2]]], runs)
+    assert (
+        len(lines) == 1
+        and re.sub("<.*?>", "", lines[0]) == "Equal, in turns: &#9632;&nbsp;a, &#9632;&nbsp;c (train/loss)"
+    )
 
 
 def test_a_run_that_has_only_begun(tmp_path):
@@ -367,10 +412,12 @@ def test_a_page_of_many_lines_is_small(tmp_path):
 
 def test_only_headings_are_moved_below_the_names_of_runs():
     part = '<h3>Test</h3><img src="data:image/png;base64,AA/h3AA"><code>/home/h4/run</code>'
-    found = run_page.render_each_run(
-        [RunFolder(name, "", get_config(), [], [], None, {}) for name in "ab"], lambda run: part
-    )
+    runs = [RunFolder(name, f"/runs/{name}", get_config(), [], [], None, {}) for name in "ab"]
+    found = run_page.render_each_run(runs, lambda run: part + run.name)
     assert found.count("<h4>Test</h4>") == 2 and found.count("AA/h3AA") == found.count("/home/h4/run") == 2
+    found = run_page.render_each_run(runs, lambda run: f"{part} in {run.location}")  # the same for both
+    assert found.startswith("<section><p>All 2 runs, with the folder of each in place of RUN:</p><h3>Test</h3>")
+    assert found.endswith("</code> in RUN</section>")
 
 
 def test_a_report_that_fails_is_a_line():

@@ -82,6 +82,32 @@ def test_lines_seeds_and_early_stopping(tmp_path, capsys):
     assert "model.depth" in (tmp_path / "shape.svg").read_text()
 
 
+def test_the_other_fields_are_kept_apart_and_the_best_is_marked(tmp_path, capsys):
+    for rate, decay, seed, accuracy in (
+        *((0.1, 0.0, seed, 0.5 + 0.02 * seed) for seed in (0, 1)),
+        *((0.1, 0.3, 0, 0.7), (0.2, 0.0, 0, 0.6), (0.2, 0.3, 0, 0.55)),
+    ):
+        fields = {"seed": seed, "base_lr": rate, "optim.weight_decay": decay, "checkpoint_every": int(100 * rate)}
+        run(tmp_path / "runs" / f"{rate},{decay},{seed}", accuracy=accuracy, optim={}, more=fields)
+    found, _ = points(tmp_path / "runs", against="base_lr")
+    assert [(one.line, one.x_value, one.mean, one.runs, one.best) for one in found] == [
+        ("optim.weight_decay=0.0", 0.1, pytest.approx(0.51), 2, False),
+        ("optim.weight_decay=0.0", 0.2, 0.6, 1, False),
+        ("optim.weight_decay=0.3", 0.1, 0.7, 1, True),
+        ("optim.weight_decay=0.3", 0.2, 0.55, 1, False),
+    ]
+    figure = plot.scaling(scaling.lines_of(found), "base_lr", joined=True)
+    assert "best: 70 at 0.1, optim.weight_decay=0.3" in [
+        text.get_text() for text in figure.axes[0].get_legend().get_texts()
+    ]
+    sweep.main(["sweep", f"--plot={tmp_path}/a.svg", "--against=optim.weight_decay", str(tmp_path / "runs")])
+    [best] = [line for line in capsys.readouterr().out.splitlines() if line.endswith("best")]
+    assert best.startswith("base_lr=0.1") and "0.7000" in best
+    assert figure.axes[0].get_xscale() == "log"
+    found, _ = points(tmp_path / "runs", against="optim.weight_decay")
+    assert plot.scaling(scaling.lines_of(found), "decay", joined=True).axes[0].get_xscale() == "linear"  # it is 0
+
+
 def test_records_are_drawn_as_their_runs(tmp_path):
     for seed, accuracy in ((0, 0.5), (1, 0.7)):
         place = run(tmp_path / "runs" / "depth" / f"4,seed={seed}", accuracy=accuracy, more={"seed": seed})

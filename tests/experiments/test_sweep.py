@@ -8,12 +8,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
-from vit_jax import NonFiniteLoss, UserError, cli, program, sweep, train
-from vit_jax.config import evaluation, save_config
+from vit_jax import NonFiniteLoss, UserError, cli, program, shared_step, sweep, train
+from vit_jax.config import evaluation, load_config, parse_command_line, save_config
 from vit_jax.distributed import coordination, supervisor
 from vit_jax.experiments import combinations, outcomes
 
@@ -42,16 +43,32 @@ def rows(workdir, *more):
     ]
 
 
+def config_of(*more):
+    return parse_command_line(words("unused", *more))[0]
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder and the rows of a sweep that nothing stopped."""
-    workdir = tmp_path_factory.mktemp("sweep") / "whole"
-    return workdir, rows(workdir, RATES)
+    """The folder and the rows of a sweep that nothing stopped, and the rates of the steps that were traced."""
+    workdir, traced = tmp_path_factory.mktemp("sweep") / "whole", []
+
+    def make_train_step(*args):
+        traced.append(args)
+        return program.make_train_step(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_step, "make_train_step", make_train_step)
+        return workdir, rows(workdir, RATES), traced
 
 
 @pytest.mark.slow
 def test_best_first_and_what_diverges_last(whole):
-    workdir, found = whole
+    workdir, found, _ = whole
     assert sorted(row.name for row in found[:2]) == ["base_lr=0.001", "base_lr=0.02"] and found[0].last >= found[1].last
     assert (found[2].name, found[2].last, found[2].steps) == ("base_lr=1e30", None, 2)
     for row in found:
@@ -63,10 +80,10 @@ def test_best_first_and_what_diverges_last(whole):
 
 @pytest.mark.slow
 def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path, monkeypatch):
-    make, run, begun, stops = program.make_program, train.train, [], [True]
+    share, run, begun, stops = train.share_step, train.train, [], [True]
 
-    def stopped(config, *args):
-        made = make(config, *args)
+    def stopped(made, config):
+        made = share(made, config)
 
         def train_step(state, batch):
             if config.base_lr == 0.02 and int(state.step) == 3 and stops:
@@ -79,17 +96,35 @@ def test_a_stopped_sweep_goes_on_exactly_and_runs_nothing_twice(whole, tmp_path,
         begun.append(Path(workdir).name)
         return run(config, workdir, **rest)
 
-    monkeypatch.setattr(program, "make_program", stopped)
+    monkeypatch.setattr(train, "share_step", stopped)
     monkeypatch.setattr(train, "train", recorded)
     shutil.copytree(whole[0] / "base_lr=0.001", tmp_path / "base_lr=0.001")  # as if it had begun with this
     with pytest.raises(cli.Terminated):
         rows(tmp_path, RATES)
     stops.clear()
+    alone = tmp_path.parent / "alone"
+    shutil.copytree(tmp_path / "base_lr=0.02", alone)
     assert rows(tmp_path, RATES) == whole[1]
     assert begun == ["base_lr=1e30", "base_lr=0.02", "base_lr=0.02"]
     assert "Resuming" in (tmp_path / "base_lr=0.02" / "train.log").read_text()
     assert rows(tmp_path, "--sweep.base_lr=0.02") == [row for row in whole[1] if row.name == "base_lr=0.02"]
     assert len(begun) == 3
+    run(config_of("--config.base_lr=0.02"), alone)  # as `vit_jax.main` does: it keeps the form of the step
+    assert losses(alone) == losses(whole[0] / "base_lr=0.02")
+    with pytest.raises(UserError, match="step_numbers: arguments -> constants"):
+        run(config_of("--config.base_lr=0.02", "--config.step_numbers=constants"), alone)
+
+
+@pytest.mark.slow
+def test_the_runs_share_a_step_whose_losses_are_those_of_a_run_alone(whole, tmp_path):
+    workdir, _, traced = whole
+    assert len(traced) == 1
+    run = config_of("--config.base_lr=0.02")
+    train.train(run, tmp_path)
+    assert load_config(tmp_path / "config.json").step_numbers == "constants"
+    found, expected = losses(tmp_path), losses(workdir / "base_lr=0.02")
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-6)
+    assert len(found) == 4
 
 
 def test_the_best_of_several_seeds_is_named(tmp_path):
@@ -108,7 +143,7 @@ def test_the_best_loss_is_the_lowest(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_printed(whole, capsys):
-    workdir, found = whole
+    workdir, found, _ = whole
     best = found[0].name
     sweep.main(words(workdir, RATES))
     lines = capsys.readouterr().out.splitlines()
@@ -135,7 +170,7 @@ def test_a_closed_terminal_ends_no_sweep(whole, monkeypatch):
 
 @pytest.mark.slow
 def test_another_configuration_in_the_folder_is_refused(whole):
-    workdir, _ = whole
+    workdir, *_ = whole
     with pytest.raises(
         UserError,
         match=r"base_lr=0\.02 contains a run with other values of optim\.beta1, warmup_steps; choose another --workd",

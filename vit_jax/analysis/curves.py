@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -16,6 +17,7 @@ from vit_jax.monitoring import RunFolder
 try:
     from bokeh.embed import components
     from bokeh.models import GlyphRenderer, HoverTool, Legend, NumeralTickFormatter, PrintfTickFormatter, Range1d
+    from bokeh.palettes import viridis
     from bokeh.plotting import figure
     from bokeh.resources import Resources
 except ModuleNotFoundError as error:
@@ -27,6 +29,7 @@ MAX_DOTTED_POINTS = 40  # points up to which each has a dot
 GREY = "#767676"
 # Okabe and Ito's, which colour-blind readers can tell apart, without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333")
+ALTERNATION = 10  # pixels that equal curves have in turn
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
 
@@ -87,12 +90,33 @@ class Plot:
         curves: its curves, with all their points.
         div: the HTML element in which the browser draws it.
         dashes: metric -> how its lines are dashed. Empty if there is only one run: then colours stand for metrics.
+        equal: groups of curves that lie on each other; they are drawn as one line of alternating colours.
     """
 
     panel: Panel
     curves: list[Curve]
     div: str
     dashes: dict[str, str]
+    equal: list[list[Curve]]
+
+
+def colours_of(count: int) -> list[str]:
+    """Returns colours of so many runs: if they are many, of their order, from dark to light."""
+    return list(COLOURS[:count]) if count <= len(COLOURS) else list(viridis(count + count // 5))[:count]
+
+
+def find_equal(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Returns the groups of curves that nobody could tell apart if they were drawn on each other."""
+    groups: list[list[Curve]] = []
+    for curve in curves:
+        for group in groups:
+            same_steps = np.array_equal(curve.steps, group[0].steps)
+            if same_steps and np.allclose(curve.values, group[0].values, rtol=1e-3, atol=0, equal_nan=True):
+                group.append(curve)
+                break
+        else:
+            groups.append([curve])
+    return [group for group in groups if len(group) > 1]
 
 
 def list_curves(runs: Sequence[RunFolder]) -> dict[Panel, list[Curve]]:
@@ -147,7 +171,8 @@ def draw_plots(runs: Sequence[RunFolder]) -> tuple[list[Plot], str, str]:
     plots = []
     for (panel, curves), div in zip(panels.items(), divs, strict=True):
         metrics = dict.fromkeys(curve.metric for curve in curves) if len(runs) > 1 else ()
-        plots.append(Plot(panel, curves, div, dict(zip(metrics, itertools.cycle(DASHES), strict=False))))
+        dashes = dict(zip(metrics, itertools.cycle(DASHES), strict=False))
+        plots.append(Plot(panel, curves, div, dashes, find_equal(curves)))
     return plots, f"<script>{script}</script>", Resources("inline", components=["bokeh"]).render_js()
 
 
@@ -159,27 +184,31 @@ def draw_panel(panel: Panel, runs: Sequence[RunFolder], curves: Sequence[Curve],
     several, metrics = len(runs) > 1, list(dict.fromkeys(curve.metric for curve in curves))
     plot, lines = empty_plot(panel, steps), []
     legend: dict[str, list[GlyphRenderer]] = {}
+    colours = colours_of(len(runs) if several else len(metrics))
+    turns = {id(curve): (turn, len(group)) for group in find_equal(curves) for turn, curve in enumerate(group)}
     for curve in curves:
-        kind = metrics.index(curve.metric)
-        colour = COLOURS[(curve.run if several else kind) % len(COLOURS)]
-        dash = DASHES[kind % len(DASHES) if several else 0]
+        kind, (turn, equal) = metrics.index(curve.metric), turns.get(id(curve), (0, 1))
+        colour = colours[curve.run if several else kind]
+        look: dict[str, Any] = {"line_dash": DASHES[kind % len(DASHES) if several else 0]}
+        if equal > 1:
+            look = {"line_dash": [ALTERNATION, ALTERNATION * (equal - 1)], "line_dash_offset": -ALTERNATION * turn}
         kept = thin_out(curve.values, max(BUCKETS // len(runs), 100))
         points = curve.steps[kept], curve.values[kept].astype(np.float32)
         name = f"{runs[curve.run].name}: {curve.metric}" if several else curve.metric
-        drawn = [plot.line(*points, name=name, color=colour, line_dash=dash, line_width=1.5)]
+        drawn = [plot.line(*points, name=name, color=colour, line_width=1.5, **look)]
         if len(kept) <= MAX_DOTTED_POINTS:
-            drawn.append(plot.scatter(*points, size=5, color=colour))
+            drawn.append(plot.scatter(*(axis[turn::equal] for axis in points), size=5, color=colour))
         lines.append(drawn[0])
         legend.setdefault(curve.metric, []).extend(drawn)
-    for run, colour in zip(runs, itertools.cycle(COLOURS if several else [GREY]), strict=False):
+    for run, colour in zip(runs, colours if several else [GREY], strict=True):
         if resumed := [process["first"] for process in run.processes[1:]]:
             mark = plot.vspan(x=resumed, color=colour, line_dash=[5, 4], line_width=1.5)
             legend.setdefault("resumed", []).append(mark)
     tips = [("", "$name"), ("step", "@x{0,0}"), (panel.unit, "@y{%.5g}")]
     plot.add_tools(HoverTool(renderers=lines, tooltips=tips, formatters={"@y": "printf"}))
-    look = {"ncols": 3, "border_line_color": None, "background_fill_color": None, "padding": 2, "spacing": 14}
+    style = {"ncols": 3, "border_line_color": None, "background_fill_color": None, "padding": 2, "spacing": 14}
     if not several:  # else a name would stand for curves of several colours; the page has a key
-        plot.add_layout(Legend(items=list(legend.items()), click_policy="hide", **look), "below")
+        plot.add_layout(Legend(items=list(legend.items()), click_policy="hide", **style), "below")
     return plot
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, UInt8
 from vit_jax import printable, reason
 from vit_jax.data.images import read_image
 from vit_jax.model import Model
+from vit_jax.monitoring import is_percent_metric
 
 try:
     import matplotlib
@@ -303,7 +304,8 @@ def scaling(
     """Plots an accuracy against compute or another size, as in Figures 4, 5, 8 and 13.
 
     Args:
-        lines: name -> points, each with `x_value`, `mean`, `std` or None, `metric` and `model`.
+        lines: name -> points, each with `x_value`, `mean`, `std` or None, `metric`, `model` and `best`: whether it has
+            a ring.
         label: the label of the horizontal axis.
         joined: whether the points of a line are joined; else the name of its model stands beside each.
         speeds: model -> images a second, against which a second plot has the same accuracies; None: without it.
@@ -314,30 +316,43 @@ def scaling(
         places["images/s a chip, inference"] = [speeds[point.model] for point in points]
     figure = NotebookFigure(figsize=(5.6 * len(places), 4), layout="constrained")
     metrics = dict.fromkeys(point.metric for point in points)
+    factor, unit = (100, " (%)") if all(map(is_percent_metric, metrics)) else (1, "")
     for axes, (name, own) in zip(figure.subplots(1, len(places), squeeze=False)[0], places.items(), strict=True):
         left = iter(own)
         for number, line in enumerate(lines.items()):
-            _draw_line(axes, number, *line, [next(left) for _ in line[1]], joined)
-        axes.set(xlabel=name, ylabel=f"{', '.join(metrics)} (%)", xscale="log")
+            _draw_line(axes, number, *line, [next(left) for _ in line[1]], joined, factor)
+        _mark_best(axes, own, points, factor)
+        positive = min(own) > 0
+        axes.set(xlabel=name, ylabel=", ".join(metrics) + unit, xscale="log" if positive else "linear")
         if not joined:
             axes.margins(x=0.2)  # for the names of models
-        label_places(axes, own)
+        if positive:
+            label_places(axes, own)
         axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure
 
 
 def _draw_line(
-    axes: Axes, number: int, name: str, points: Sequence[Any], places: Sequence[float], joined: bool
+    axes: Axes, number: int, name: str, points: Sequence[Any], places: Sequence[float], joined: bool, factor: int
 ) -> None:
     ordered = sorted(zip(places, points, strict=True), key=lambda pair: pair[0])
-    style: dict[str, Any] = {"marker": "os^vD*"[number % 6], "markersize": 6, "capsize": 3}
-    means = [100 * point.mean for _, point in ordered]
-    spread = [100 * (point.std or 0) for _, point in ordered]
+    style: dict[str, Any] = {"marker": "os^vD*"[number % 6], "markersize": max(9 - number, 4), "capsize": 3}
+    means = [factor * point.mean for _, point in ordered]
+    spread = [factor * (point.std or 0) for _, point in ordered]
+    dashes = ("-", "--", "-.", ":")[number % 4]  # equal lines are seen in each other's gaps, and larger markers behind
     across = [place for place, _ in ordered]
-    axes.errorbar(across, means, yerr=spread, label=name, linestyle="-" if joined else "", **style)
+    axes.errorbar(across, means, yerr=spread, label=name, linestyle=dashes if joined else "", **style)
     for place, point in () if joined else ordered:
-        axes.annotate(point.model, (place, 100 * point.mean), (5, 4), textcoords="offset points", fontsize="x-small")
+        axes.annotate(point.model, (place, factor * point.mean), (5, 4), textcoords="offset points", fontsize="x-small")
+
+
+def _mark_best(axes: Axes, places: Sequence[float], points: Sequence[Any], factor: int) -> None:
+    for place, point in zip(places, points, strict=True):
+        if point.best:
+            label = f"best: {factor * point.mean:.4g} at {place:.4g}, {point.line}"
+            style: dict[str, Any] = {"marker": "o", "markersize": 14, "markerfacecolor": "none", "linestyle": ""}
+            axes.plot(place, factor * point.mean, color=matplotlib.rcParams["text.color"], label=label, **style)
 
 
 def label_places(axes: Axes, places: list[float]) -> None:

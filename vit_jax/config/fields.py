@@ -297,6 +297,10 @@ _ROWS = (
     Field("compiler_options", "",
           "NAME=VALUE,...: options of jax.jit, added to the devices' own or replacing them; NAME= omits one",
           since="0.2"),
+    Field("step_numbers", "auto",
+          "rates, decays, smoothing and seed in a compiled step: constants, arguments (that runs share), or auto: "
+          "arguments in a sweep",
+          choices=("auto", "constants", "arguments"), on_resume=REFUSED, since="0.2", before="constants"),
     Field("use_measured_times", False,
           "at the first start, replaces model.attention=auto by the plain form where vit_jax.measure found that faster",
           since="0.2"),

@@ -51,7 +51,7 @@ def count_steps(config: ConfigDict, name: str) -> int | None:
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
-    """Returns a locked copy with all durations in steps and all fields of the optimizer set.
+    """Returns a locked copy with all durations in steps and all fields of the optimizer set, as of a run alone.
 
     The fields of durations in epochs are unset. `config.data.num_examples` must be set if a duration is in epochs.
 
@@ -63,6 +63,8 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
     with config.unlocked():
         rename_fields(config)
         set_optimizer_fields(config.optim)
+        if config.step_numbers == "auto":
+            config.step_numbers = "constants"
         epochs = config.eval_every_epochs
         steps = {name: count_steps(config, name) for name in DURATIONS}
         for name, value in steps.items():

@@ -17,7 +17,7 @@ from vit_jax.text_tables import markdown_table
 # Fields that the text states in other words, that name a place, or that do not decide what is learnt.
 LEFT_OUT = re.compile(
     r"init_from|total_(steps|epochs)|batch|batch_eval|(log|eval|checkpoint)_every\w*|stall_limit|profile_steps|wandb|"
-    r"report|use_measured_times|compiler_options|(evals|checkpoint|mesh)\..*|model\.(name|attention|mlp|remat|scan)|"
+    r"report|use_measured_times|step_numbers|compiler_options|(evals|checkpoint|mesh)\..*|model\.(name|attention|mlp|remat|scan)|"
     r"data\.(source|split|data_dir|num_\w+|max_labels|workers|accept_change|max_bad)"
 )
 BUCKETS = re.compile(r"\b(gs|s3)://(?:[^/\s]+/)*")  # the folders of a path in a bucket

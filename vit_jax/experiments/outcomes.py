@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import NonFiniteLoss, UserError, data, interop, tell, train, user_errors
-from vit_jax.config import Place, is_lowest_best, list_places
+from vit_jax.config import Place, is_lowest_best, keep_choices, list_places
 from vit_jax.distributed import Supervisor
 from vit_jax.experiments.combinations import Combination
 from vit_jax.json_text import to_json
@@ -76,7 +76,7 @@ def read_outcome(combination: Combination) -> Outcome | None:
         UserError: the configuration is wrong, the folder holds a run of another configuration or an invalid file, the
             data or weights were replaced (see `check_inputs`), or the folder is remote and cannot be read.
     """
-    config, info, _ = prepare(combination.config)
+    config, info, _ = prepare(share_program(combination))
     begun, result = (filesystem.join_path(combination.folder, name) for name in ("config.json", RESULT_FILE))
     if not filesystem.exists(begun):
         return None
@@ -89,6 +89,21 @@ def read_outcome(combination: Combination) -> Outcome | None:
     is_finished = filesystem.exists(result)
     check_inputs(combination.folder, config, info, is_finished)
     return _parse_outcome(combination, result) if is_finished else None
+
+
+def share_program(combination: Combination) -> ConfigDict:
+    """Returns the configuration with which a combination trains.
+
+    If it leaves `step_numbers` open, its step has the form of the run in its folder or, at the first start, takes
+    numbers as arguments, so that the combinations share one program.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    config = keep_choices(combination.config, combination.folder).copy_and_resolve_references()
+    if config.step_numbers == "auto":
+        config.step_numbers = "arguments"
+    return config
 
 
 def _comparable_fields(config: ConfigDict) -> dict[str, Any]:
@@ -116,10 +131,11 @@ def train_combination(combination: Combination, supervisor: Supervisor | None = 
     """Trains a combination, starting from its last checkpoint if there is one, and writes the outcome to its folder."""
     gc.collect()  # frees the arrays that the run before left on the devices
     metric, start = combination.config.checkpoint.best_metric, time.monotonic()
+    config = share_program(combination)
     if jax.process_index() == 0:
-        write_inputs(combination.folder, describe_inputs(*prepare(combination.config)[:2]))
+        write_inputs(combination.folder, describe_inputs(*prepare(config)[:2]))
     try:
-        last = train.train(combination.config, combination.folder, supervisor=supervisor)[metric]
+        last = train.train(config, combination.folder, supervisor=supervisor)[metric]
     except NonFiniteLoss as error:
         tell(f"{combination.name}: {error}")
         last = None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax import UserError, choose, user_errors
-from vit_jax.config import flatten_config
+from vit_jax.config import flatten_config, is_error, is_lowest_best
 from vit_jax.experiments.run_record import read_records
 from vit_jax.monitoring import RunFolder, find_runs, read_run
 from vit_jax.planning import run_exaflops
@@ -43,7 +43,8 @@ class Point:
 
     Attributes:
         line: the name of the line that the point belongs to. It is the path of the runs within the given folder without
-            its last part, as in a folder of several studies. If that is empty, it is the family of the model.
+            its last part, as in a folder of several studies, and FIELD=VALUE for each of `fields_apart`. If there is
+            neither, it is the family of the model.
         name: the name of the folder of the first run, without its seed if there are several runs.
         model: the name of the model.
         x_value: the position on the horizontal axis: exaFLOPs, or the value of a field.
@@ -51,6 +52,7 @@ class Point:
         mean: the mean of the metric over the runs.
         std: the standard deviation of the sample, with n - 1 in the denominator; None: there is a single run.
         runs: the number of runs.
+        best: whether no point has a better mean; never against the compute, where the largest run is expected to win.
     """
 
     line: str
@@ -61,6 +63,7 @@ class Point:
     mean: float
     std: float | None
     runs: int
+    best: bool = False
 
 
 def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], list[str]]:
@@ -72,7 +75,7 @@ def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], 
     Raises:
         UserError: a folder has no run, a field or a metric is unknown, or no run can be plotted.
     """
-    groups: dict[tuple[str, str], list[tuple[RunFolder, float]]] = {}
+    studies: dict[str, list[tuple[RunFolder, float]]] = {}
     notes = []
     for folder in folders:
         top = filesystem.absolute_path(folder).rstrip("/")
@@ -83,19 +86,54 @@ def read_points(folders: list[str], request: ScalingPlot) -> tuple[list[Point], 
             except UserError as error:
                 notes.append(str(error))
                 continue
-            line = location[len(top) + 1 :].rpartition("/")[0] or family(run.config.model.name)
-            # Seeds are removed from the path of the weights too, which may name the seed of their run.
-            alike = line, re.sub(r"\bseed=\d+", "", repr(run.fields | {"seed": ""}))
-            groups.setdefault(alike, []).append((run, value))
-    points = []
+            studies.setdefault(location[len(top) + 1 :].rpartition("/")[0], []).append((run, value))
+    groups: dict[tuple[str, str], list[tuple[RunFolder, float]]] = {}
+    for study, runs in studies.items():
+        apart = fields_apart([run for run, _ in runs], request.against)
+        for run, value in runs:
+            words = [*filter(None, [study]), *(f"{field}={run.fields[field]}" for field in apart)]
+            line = ", ".join(words) or family(run.config.model.name)
+            groups.setdefault((line, repr(_without_seed(run))), []).append((run, value))
+    points, lowest = [], set()
     for (line, _), runs in groups.items():
         try:
             points.append(make_point(line, runs, request))
+            lowest.add(is_error(request.metric) if request.metric else is_lowest_best(runs[0][0].config))
         except UserError as error:
             notes.append(str(error))
     if not points:
         raise UserError(f"no run in {', '.join(folders)} can be plotted: {notes[-1]}")
+    if request.against != COMPUTE and len({point.metric for point in points}) == len(lowest) == 1:
+        best = (min if lowest == {True} else max)(point.mean for point in points)
+        points = [dataclasses.replace(point, best=point.mean == best) for point in points]
     return sorted(points, key=lambda point: (point.line, point.x_value)), notes
+
+
+def _without_seed(run: RunFolder) -> dict[str, str]:
+    """Returns field -> value without the seed, also without that of the run whose weights a path names."""
+    return {name: re.sub(r"\bseed=\d+", "", value) for name, value in run.fields.items() if name != "seed"}
+
+
+def fields_apart(runs: list[RunFolder], against: str) -> list[str]:
+    """Returns the fields, other than the seed, in which runs with the same value of the field `against` differ.
+
+    Runs that differ in them are not points of one line. Fields that follow `against`, as the split follows the number
+    of images, are not among them, nor those that follow others of them. Against the compute, there are none.
+    """
+    if against == COMPUTE:
+        return []
+    fields, apart = [_without_seed(run) for run in runs], [against]
+
+    def count_parts(names: list[str]) -> int:
+        return len({tuple(own.get(name) for name in names) for own in fields})
+
+    for name in fields[0]:
+        by_place: dict[str | None, set[str | None]] = {}
+        for own in fields:
+            by_place.setdefault(own.get(against), set()).add(own.get(name))
+        if max(map(len, by_place.values())) > 1 and count_parts([*apart, name]) > count_parts(apart):
+            apart.append(name)
+    return apart[1:]
 
 
 def read_speeds(file: str, points: list[Point]) -> dict[str, float]:
@@ -272,7 +310,8 @@ def format_points(points: list[Point], against: str) -> str:
             f"{point.mean:.4f}",
             "-" if point.std is None else f"{point.std:.4f}",
             f"{point.runs:,}",
+            "best" if point.best else "",
         )
         for point in points
     ]
-    return "\n".join(align([("", "", "", head, "mean", "std", "runs"), *rows], right=range(3, 7)))
+    return "\n".join(align([("", "", "", head, "mean", "std", "runs", ""), *rows], right=range(3, 7)))

@@ -1,3 +1,4 @@
+from .decay import Decay as Decay
 from .lr_multipliers import UNSCALED as UNSCALED
 from .lr_multipliers import LrMultipliers as LrMultipliers
 from .lr_multipliers import Multiplier as Multiplier

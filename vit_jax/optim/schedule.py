@@ -18,7 +18,7 @@ class LearningRate:
         relative: step -> the rate divided by `base`, which may be 0.
     """
 
-    base: float
+    base: jax.typing.ArrayLike
     relative: optax.Schedule
 
     def __call__(self, step: jax.typing.ArrayLike) -> jax.Array:

@@ -36,7 +36,7 @@ class Classify:
     kind: ClassVar[str] = "classify"
     num_classes: int
     loss: str = "softmax"
-    label_smoothing: float = 0.0
+    label_smoothing: jax.typing.ArrayLike = 0.0
     mixup: float = 0.0
     mixup_probability: float = 1.0
     cutmix: float = 0.0
