@@ -237,6 +237,8 @@ def unused_split(config: ConfigDict, opened: OpenSources) -> list[str]:
     """
     if {name for (other, _), source in opened.items() for name, _ in source.parts if not other} != {"train"}:
         return []
+    if any(sources.divide_folds(config.data.split)[1]):  # of a cross-validation
+        return []
     existing = opened["", config.data.split].split_names
     return [
         f"The split {name} is here and not used; to evaluate on it: "
