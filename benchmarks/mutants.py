@@ -45,6 +45,7 @@ TESTS = {
     "convert": ["interop/test_catalog", "interop/test_layouts", "cli"],
     "describe": ["data/test_describe"],
     "doctor": ["machine", "cli"],
+    "doubts": ["experiments/test_cross_validation"],
     "evals": ["evals", "evaluate"],
     "execution": ["models", "kernels", "sharding"],
     "finetune": ["experiments/test_finetune", "experiments/test_finetune_tables"],

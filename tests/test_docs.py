@@ -47,6 +47,7 @@ from vit_jax import (
     cli,
     convert,
     describe,
+    doubts,
     embed,
     evaluate,
     finetune,
@@ -105,6 +106,7 @@ OURS = {
     "vit_jax.measure": measure,
     "vit_jax.convert": convert,
     "vit_jax.describe": describe,
+    "vit_jax.doubts": doubts,
     "vit_jax.embed": embed,
     "vit_jax.evaluate": evaluate,
     "vit_jax.finetune": finetune,
@@ -262,6 +264,9 @@ def write_photos(folder):
             pixels = random.integers(0, 256, (40, 50, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{i}.jpg")
     Image.fromarray(pixels).save(folder / "photo.png")
+    cameras = [f"{name}/{i}.jpg,{name}{i // 5}" for name in ("cat", "dog") for i in range(20)]
+    (folder / "cameras.csv").write_text("\n".join(["image,camera", *cameras]) + "\n")
+    (folder / "bad.txt").write_text("cat/7.jpg\ndog/0.jpg\n")
     (folder / "photos_unlabelled").mkdir()
     for path in (folder / "photos").rglob("*.jpg"):
         shutil.copy(path, folder / "photos_unlabelled" / f"{path.parent.name}{path.name}")
@@ -328,7 +333,7 @@ USUAL = [
         name: line
         for line in OURS_HERE[::-1]
         for name, *_ in commands(line)
-        if not re.search("init_from|workdirs/photos", line)
+        if not re.search("init_from|workdirs/photos|_folds", line)
     }.values()
 ]
 USUAL.sort(key=OURS_HERE.index)
@@ -337,6 +342,7 @@ USUAL.sort(key=OURS_HERE.index)
 def paste(line, capsys):
     for name, *words in commands(line):
         words = [re.sub("(--(?:sweep|sizes).*?),.*", r"\1", word) for word in words]  # one value
+        words = [re.sub(r"(--sweep\.fold=).*", r"\g<1>2", word) for word in words]
         words = [word for word in words if "_epochs=" not in word]  # SHORT has steps
         words += ["--models=ViT-B/32"] if "--inference" in words else []
         if name in ("vit_jax.main", "vit_jax.sweep") and "--plot" not in line:
@@ -416,7 +422,7 @@ def test_what_may_change_when_a_run_goes_on_is_what_the_code_lets_change():
 
 def test_every_program_is_shown():
     ran = [name for line in HERE for name, *_ in commands(line)]
-    assert ran.count("vit_jax.main") == 41 and set(ran) == set(MODULES)
+    assert ran.count("vit_jax.main") == 45 and set(ran) == set(MODULES)
 
 
 def test_the_last_paragraph_says_what_is_not_covered():

@@ -65,7 +65,7 @@ OWNERS = {
     "safetensors": r"vit_jax\.interop\.archives",
     "tensorboardX": r"vit_jax\.monitoring\.events",
     "tqdm": r"vit_jax\.(monitoring\.metric_writer|describe|embed|pack|interop\.download)",
-    "argparse": r"vit_jax\.(cli|convert|describe|doctor|embed|evaluate|look|measure|pack|plan|predict)|"
+    "argparse": r"vit_jax\.(cli|convert|describe|doctor|doubts|embed|evaluate|look|measure|pack|plan|predict)|"
     r"vit_jax\.(record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",

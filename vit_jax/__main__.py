@@ -17,6 +17,7 @@ COMMANDS = {
     "finetune": "finetune",
     "vtab": "vtab",
     "sweep": "sweep",
+    "doubts": "doubts",
     "report": "report",
     "look": "look",
     "record": "record",

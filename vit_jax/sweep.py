@@ -2,19 +2,22 @@
 
 Examples:
   python -m vit_jax.sweep --config=configs/digits.py --sweep.base_lr=0.0005,0.002 --config.total_epochs=20
+  python -m vit_jax.sweep --config=configs/digits.py --sweep.fold=5 --workdir=workdirs/folds
   python -m vit_jax.sweep --plot=scaling.svg workdirs/digits workdirs/shape
 
   --config   as for vit_jax.main, and --config.KEY=VALUE too
   --sweep.KEY=VALUE,VALUE,...   values of a field to try; with several fields, all their combinations; with a recipe
              that has a grid of its own, such as configs/studies/pooling.py, each point of the grid with all of them
+  --sweep.fold=NUMBER   cross-validation: so many runs, each trained without one fold of data.split and evaluated on it,
+             by the evaluation of checkpoint.best_metric; with --sweep.KEY too, for each combination
   --only=PATTERN   only the points of the recipe's grid with such names, as in --only=token/*
   --workdir  folder of the sweep, local, gs:// or s3:// [workdirs/<config name>]; each combination trains in a folder
              inside it
   --json     print one JSON object, the same as in sweep.json in the workdir
 
 The same command continues where it was stopped: combinations that have finished or diverged are not run again. The best
-one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 the largest mean over the seeds, which is
-printed with the standard deviation. The exit codes are those of vit_jax.main.
+one has the largest checkpoint.best_metric at the end: with --sweep.seed=0,1,2 or --sweep.fold=5 the largest mean over
+seeds and folds, which is printed with the standard deviation. The exit codes are those of vit_jax.main.
 
 With --plot=FILE nothing is trained. The finished runs in some folders, or their records, as in results/, are drawn and
 printed as a table: an accuracy against the exaFLOPs of pre-training, counted as in docs/plans.md. Runs that differ in
@@ -95,7 +98,7 @@ def main(argv: list[str]) -> None:
         raise NonFiniteLoss("every combination diverged; try lower learning rates, or set grad_norm_clip.")
     if jax.process_index() == 0 and "--json" not in argv:
         if report.best:  # more than the seed was varied
-            several = "" if report.averages[0].runs == 1 else "the mean over the seeds, of which the best is "
+            several = "" if report.averages[0].runs == 1 else "the mean of these runs, of which the best is "
             print(f"Best: {report.best}, {several}in {report.workdir}")
         if report.command:
             print(f"On the whole training split: {report.command}")

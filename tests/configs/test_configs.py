@@ -558,7 +558,7 @@ def test_every_field_that_names_a_place_says_so():
     texts = {name for name, row in FIELDS.items() if str in (row.optional, type(row.default)) and not row.choices}
     named = {name for name in texts if FIELDS[name].place}
     splits = {"data.split", "evals.*.split", "evals.*.train_split"}
-    others = {"wandb", "compiler_options", "optim.lr_multipliers", "checkpoint.best_metric"}
+    others = {"wandb", "compiler_options", "data.group_column", "optim.lr_multipliers", "checkpoint.best_metric"}
     pipes = {"data.preprocess", "evals.*.preprocess"}
     assert {name for name in texts - named if not name.startswith("model.")} == splits | others | pipes
     config = base.get_config()

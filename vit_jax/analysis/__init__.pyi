@@ -7,6 +7,8 @@ from . import notebook as notebook
 from . import observe as observe
 from . import plot as plot
 from . import run_page as run_page
+from .doubts_page import Doubt as Doubt
+from .doubts_page import make_doubts_page as make_doubts_page
 from .page_server import HOST as HOST
 from .page_server import make_server as make_server
 from .plot import NotebookFigure as NotebookFigure

@@ -66,6 +66,8 @@ def check_config(config: ConfigDict) -> None:
     beta = config.task.effective_beta
     if beta != DEFAULTS_OF_TASK["effective_beta"] and config.task.class_weights != "effective":
         raise UserError(f"task.effective_beta={beta:g} needs --config.task.class_weights=effective; leave it out.")
+    if config.data.group_column is not None and config.data.groups is None:
+        raise UserError("data.group_column needs --config.data.groups, the file that has this column; leave it out.")
     for name in DURATIONS:
         if flat[name] is not None and flat[epochs_field(name)] is not None:
             raise UserError(f"set {name} or {epochs_field(name)}, not both.")

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from vit_jax import printable
-from vit_jax.data.sources import Source, locate_split
+from vit_jax.data.sources import Rows, Source, locate_split
 
 PerClass: TypeAlias = Int64[np.ndarray, " classes"]
 UNEQUAL = 10  # where the largest class has so many times the images of the smallest, a run says what helps
@@ -28,7 +28,7 @@ def drawn_counts(source: Source, balance: float = 0.0) -> Float64[np.ndarray, " 
     if counts is None or source.mixture is None:
         return None if counts is None else balanced_counts(counts, balance)
     lengths, weights = source.mixture
-    rows = collections.defaultdict[int, list[tuple[str, range]]](list)
+    rows = collections.defaultdict[int, list[tuple[str, Rows]]](list)
     for split, rows_of_split in source.parts:
         rows[locate_split(split)[0]].append((split, rows_of_split))
     drawn = np.zeros(len(counts))

@@ -123,6 +123,8 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     source = open_training(config)
     completed = with_sources(config, absolute_source)  # so that the run can be evaluated from any folder
     completed.data.update(agreed_counts(config, source))
+    for field in ("exclude", "groups"):
+        completed.data[field] = config.data[field] and filesystem.absolute_path(config.data[field])
     if config.data.data_dir:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
     opened = {("", config.data.split): source}
@@ -136,7 +138,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     completed.data.update(order.fields)
     fingerprint: dict[str, str | int] = {
         "data set": source.name,
-        "split": ", ".join(f"{name}[{rows.start}:{rows.stop}]" for name, rows in source.parts),
+        "split": ", ".join(sources.describe_rows(name, rows) for name, rows in source.parts),
         "examples": len(source),
         "classes": source.num_classes,
         "contents": source.fingerprint,
@@ -234,6 +236,8 @@ def unused_split(config: ConfigDict, opened: OpenSources) -> list[str]:
     There is no line unless training and the evaluations read only slices of `train` of the training source.
     """
     if {name for (other, _), source in opened.items() for name, _ in source.parts if not other} != {"train"}:
+        return []
+    if any(sources.divide_folds(config.data.split)[1]):  # of a cross-validation
         return []
     existing = opened["", config.data.split].split_names
     return [
@@ -373,6 +377,14 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
     if evaluated.overlaps(train):
         logging.getLogger(__name__).warning(
             "evals.%s contains training images: its split overlaps with data.split", name
+        )
+    elif shared := sorted(evaluated.groups & train.groups):
+        logging.getLogger(__name__).warning(
+            "evals.%s shares %d groups of data.groups with the training images, such as %s; evaluate on a fold of the "
+            "split that training leaves out",
+            name,
+            len(shared),
+            shared[0],
         )
     if has_classes_of_head(eval_config) and not sources.have_same_classes(evaluated, train):
         other = f"evals.{name}.split={eval_config.split} has other classes than the training data, or another order"

@@ -1,3 +1,4 @@
+from . import confident_learning as confident_learning
 from . import embedding as embedding
 from . import neighbours as neighbours
 from .embedding import EmbeddingWriter as EmbeddingWriter
@@ -17,14 +18,17 @@ from .loaded_model import open_weights as open_weights
 from .loaded_model import rounded as rounded
 from .outputs import OutputCache as OutputCache
 from .outputs import OutputFiles as OutputFiles
+from .outputs import compute_outputs as compute_outputs
 from .outputs import count_nonfinite as count_nonfinite
 from .outputs import refuse_nonfinite as refuse_nonfinite
+from .prediction_files import read_small as read_small
 from .prediction_files import save_outputs as save_outputs
 from .probed_model import save_probed_models as save_probed_models
 from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
 from .requests import list_request_places as list_request_places
 from .requests import parse_outputs as parse_outputs
+from .scores import class_probabilities as class_probabilities
 from .texts import Texts as Texts
 from .texts import make_texts as make_texts
 from .texts import read_texts as read_texts

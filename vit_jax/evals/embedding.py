@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax import UserError, data, interop, models, refuse, sharding, tell, user_errors
 from vit_jax.data import shards
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Rows, Source, row_indices
 from vit_jax.evals.outputs import Arrays, fetch_late
 from vit_jax.inference import Inference
 from vit_jax.json_text import to_json
@@ -138,7 +138,7 @@ def identify_data(source: Source) -> str:
     return dataclasses.replace(source, parts=(), shards=None).fingerprint
 
 
-def stamp_part(source: Source, split: str, rows: range) -> str:
+def stamp_part(source: Source, split: str, rows: Rows) -> str:
     """Returns a text that changes when files of a part of a source change; empty: the digest covers the contents."""
     return source.file_stamp(split, rows) if source.file_stamp else ""
 
@@ -162,7 +162,16 @@ def make_info(
         words: source and split as the command names them.
         labels: whether labels are written.
         wanted: what is written of each image.
+
+    Raises:
+        UserError: the split has folds.
     """
+    parts = [[split, rows.start, rows.stop] for split, rows in source.parts if isinstance(rows, range)]
+    if len(parts) < len(source.parts):
+        raise UserError(
+            f"{words[1]} has folds, whose images do not follow each other; write outputs for the whole split, and "
+            "evaluations of folds take theirs from these."
+        )
     model = program.model
     image = jax.ShapeDtypeStruct((program.mesh.size, *model.image_size, 3), jnp.float32)
     shapes = jax.eval_shape(step, program.params, image)
@@ -184,7 +193,7 @@ def make_info(
         labels=labels,
         class_names=list(source.class_names) if labels and source.class_names else None,
         data=identify_data(source),
-        parts=[[split, rows.start, rows.stop] for split, rows in source.parts],
+        parts=parts,
         stamps=[stamp_part(source, split, rows) for split, rows in source.parts],
     )
 
@@ -497,10 +506,10 @@ def stored_features(folder: str, weights: str, batches: Mapping[str, data.EvalBa
         if info.data != identify_data(source) or info.preprocess != wanted.preprocess.text:
             continue
         rows = [
-            range(at + own.start - start, at + own.stop - start)
+            row_indices(own) - start + at
             for split, own in source.parts
             for (whole, start, stop), at in zip(info.parts, starts, strict=False)
-            if split == whole and start <= own.start and own.stop <= stop
+            if split == whole and start <= own[0] and own[-1] < stop
         ]
         if len(rows) < len(source.parts):
             continue
@@ -511,7 +520,7 @@ def stored_features(folder: str, weights: str, batches: Mapping[str, data.EvalBa
         if not loaded:
             loaded = read_vectors(folder, info, ["name", "error", "features", "label"])
             places = np.cumsum([error is None for error in loaded["error"]]) - 1
-        indices = np.concatenate([np.arange(one.start, one.stop) for one in rows])
+        indices = np.concatenate(rows)
         if damaged := [index for index in indices.tolist() if loaded["error"][index] is not None]:
             raise UserError(
                 f"{loaded['error'][damaged[0]]}; repair or remove it, and write {folder} again: an evaluation skips "

@@ -4,6 +4,7 @@ The mistakes of a classifier are a small file: how often it confuses which class
 """
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +18,7 @@ from vit_jax import UserError, data, encode_text, user_errors
 from vit_jax.config import EVAL_KINDS
 from vit_jax.data import Preprocessor
 from vit_jax.data.images import resize_pixels
-from vit_jax.data.sources import Source, parse_split
+from vit_jax.data.sources import Source, divide_folds, parse_split
 from vit_jax.evals import scores
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
 from vit_jax.evals.predictions import Predictions, map_predictions
@@ -218,7 +219,13 @@ def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[
 
 
 def split_label(split: str) -> str:
-    """Returns a split as part of a file name: "train[:800]" -> "train_0_800", "train[70%:]" -> "train_70pct_end"."""
-    parts = parse_split(split)
+    """Returns a split as part of a file name: "train[:800]" -> "train_0_800", "train[70%:]" -> "train_70pct_end".
+
+    A fold is named as it is written: "train[fold 2/5]" -> "train_fold_2_5".
+    """
+    plain, folds = divide_folds(split)
+    parts = parse_split(plain)
     ends = [(start or "0", stop or "end") if start or stop else () for _, start, stop in parts]
-    return "_".join("_".join([name, *both]) for (name, *_), both in zip(parts, ends, strict=True)).replace("%", "pct")
+    words = [re.sub(r"\W", "_", str(fold)) if fold else "" for fold in folds]
+    named = [filter(None, (name, *both, word)) for (name, *_), both, word in zip(parts, ends, words, strict=True)]
+    return "_".join(map("_".join, named)).replace("%", "pct")

@@ -4,6 +4,9 @@ from .combinations import full_split_words as full_split_words
 from .combinations import list_combinations as list_combinations
 from .combinations import without_seed as without_seed
 from .model_card import describe_run as describe_run
+from .out_of_fold import OutOfFold as OutOfFold
+from .out_of_fold import find_fold_runs as find_fold_runs
+from .out_of_fold import predict_out_of_fold as predict_out_of_fold
 from .outcomes import Outcome as Outcome
 from .outcomes import Train as Train
 from .outcomes import read_outcome as read_outcome

@@ -1,4 +1,4 @@
-"""The report of a sweep: its outcomes, and their means and standard deviations over the seeds."""
+"""The report of a sweep: its outcomes, and their means and standard deviations over seeds and folds."""
 
 import dataclasses
 import statistics
@@ -11,13 +11,13 @@ from vit_jax.text_tables import align
 
 @dataclasses.dataclass(frozen=True)
 class Average:
-    """The mean, over seeds, of the metric at the end of the outcomes that differ in the seed only.
+    """The mean of the metric at the end of the outcomes that differ in seed and fold only.
 
     Attributes:
-        name: the name of the outcomes without the seed; empty if only the seed was varied.
+        name: the name of the outcomes without seed and fold; empty if nothing else was varied.
         mean: the mean of the outcomes; None: at least one diverged.
         std: the standard deviation of the sample, with n - 1 in the denominator (the paper does not state which it
-            uses); None: there is no mean, or only one seed.
+            uses); None: there is no mean, or only one outcome.
         runs: the number of outcomes.
     """
 
@@ -34,9 +34,9 @@ class SweepReport:
     Attributes:
         metric: the name of the metric that is compared.
         runs: the outcomes, best first.
-        averages: the averages over the seeds, best first.
+        averages: the averages over seeds and folds, best first.
         best: the name of the best average.
-        workdir: the folder of the best average's run; with several seeds, of its best run.
+        workdir: the folder of the best average's run; of several runs, of the best one.
         command: the shell command that trains with the best combination on the whole training split; None: no part of
             the split was held out.
     """
@@ -49,17 +49,17 @@ class SweepReport:
     command: str | None
 
     def render(self) -> str:
-        """Returns a table of the outcomes, and one of the means over several seeds."""
+        """Returns a table of the outcomes, and one of the means over several seeds or folds."""
         return f"{self.metric}\n{format_table(self.runs)}{format_averages(self.averages)}"
 
 
 def average_name(name: str) -> str:
-    """Returns the name of a combination without its part seed=NUMBER."""
-    return ",".join(pair for pair in name.split(",") if not pair.startswith("seed="))
+    """Returns the name of a combination without its parts seed=NUMBER and fold=NUMBER."""
+    return ",".join(pair for pair in name.split(",") if not pair.startswith(("seed=", "fold=")))
 
 
 def average_seeds(outcomes: list[Outcome], lowest: bool = False) -> list[Average]:
-    """Returns the averages over seeds of outcomes that differ in the seed only, best first; those without mean last.
+    """Returns the averages of outcomes that differ in seed and fold only, best first; those without mean last.
 
     Args:
         outcomes: the outcomes.
@@ -80,7 +80,7 @@ def average_seeds(outcomes: list[Outcome], lowest: bool = False) -> list[Average
 
 
 def best_combinations(averages: list[Average], combinations: list[Combination]) -> list[Combination]:
-    """Returns the combinations of the first average, one for each seed.
+    """Returns the combinations of the first average, one for each seed and fold.
 
     Args:
         averages: what `average_seeds` returns.
@@ -97,19 +97,20 @@ def make_report(outcomes: list[Outcome], combinations: list[Combination]) -> Swe
         combinations: all combinations of the sweep.
     """
     averages = average_seeds(outcomes, is_lowest_best(combinations[0].config))
-    first, *others = best = best_combinations(averages, combinations)
-    command = full_split_command(first, [one.config.seed for one in best] if others else [])
+    first, *_ = best = best_combinations(averages, combinations)
+    seeds = list(dict.fromkeys(one.config.seed for one in best))
+    command = full_split_command(first, seeds if len(seeds) > 1 else [])
     folders = {one.name: one.folder for one in best}
     folder = next(folders[outcome.name] for outcome in outcomes if outcome.name in folders)
     return SweepReport(first.config.checkpoint.best_metric, outcomes, averages, averages[0].name, folder, command)
 
 
 def format_averages(averages: list[Average]) -> str:
-    """Returns a table with a line for each average; an empty text if no average has several seeds."""
+    """Returns a table with a line for each average; an empty text if no average is one of several runs."""
     if not any(average.runs > 1 for average in averages):
         return ""
     rows = [(one.name, _number(one.mean, "diverged"), _number(one.std), f"{one.runs:,}") for one in averages]
-    return "\n".join(["\n", *align([("", "mean", "std", "seeds"), *rows], right=range(1, 4))])
+    return "\n".join(["\n", *align([("", "mean", "std", "runs"), *rows], right=range(1, 4))])
 
 
 def format_table(outcomes: list[Outcome]) -> str:

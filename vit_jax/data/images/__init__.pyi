@@ -8,6 +8,7 @@ from .decode import read_image as read_image
 from .encode import EncodeOptions as EncodeOptions
 from .encode import Encoding as Encoding
 from .encode import PixelOptions as PixelOptions
+from .encode import encode_image as encode_image
 from .headers import ImageHeader as ImageHeader
 from .headers import check_headers as check_headers
 from .headers import stated_size as stated_size

@@ -20,8 +20,14 @@ from .source import describe_classes as describe_classes
 from .source import have_same_classes as have_same_classes
 from .source import label_list as label_list
 from .source import sample_contents as sample_contents
+from .splits import Fold as Fold
+from .splits import RowList as RowList
+from .splits import Rows as Rows
 from .splits import UnknownSplit as UnknownSplit
+from .splits import describe_rows as describe_rows
+from .splits import divide_folds as divide_folds
 from .splits import locate_example as locate_example
 from .splits import parse_split as parse_split
+from .splits import row_indices as row_indices
 from .vtab import VTAB_GROUPS as VTAB_GROUPS
 from .vtab import VTAB_TASKS as VTAB_TASKS

@@ -52,7 +52,7 @@ from vit_jax.data.sources.sharded import (
     read_labelled,
 )
 from vit_jax.data.sources.source import Source, SourceConfig
-from vit_jax.data.sources.splits import resolve_name, select_examples, split_names
+from vit_jax.data.sources.splits import Rows, resolve_name, select_examples, split_names, take_rows
 from vit_jax.storage import cache, filesystem
 
 FIRST_PIECE, MAX_PIECE = 2**18, 2**23  # bytes of a remote shard that are read at a time, from its end
@@ -204,6 +204,7 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     return Source(
         name=f"array_record:{manifest.name}",
         parts=parts,
+        sizes=splits.counts,
         read_example=partial(read_labelled, splits, read_record, manifest.num_classes, manifest.max_labels),
         num_classes=manifest.num_classes,
         class_names=manifest.class_names or None,
@@ -240,11 +241,11 @@ class LabelIndex:
             self._labels[split] = shards.read_label_index(self._folder, self._wholes[split], self._records[split])
         return self._labels[split]
 
-    def split_counts(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
-        """Returns the number of images of each class in a range of a split; the labels are read unless it is all."""
+    def split_counts(self, split: str, rows: Rows) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class in some rows of a split; the labels are read unless it is all."""
         if rows == range(self._records[split]):
             return np.array(self._counts[self._wholes[split]], np.int64)
-        labels = self.split_labels(split)[rows.start : rows.stop]
+        labels = take_rows(self.split_labels(split), rows)
         return np.bincount(labels[labels >= 0], minlength=self._num_classes)
 
 

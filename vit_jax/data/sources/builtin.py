@@ -54,7 +54,7 @@ def open_digits(source_config: SourceConfig, name: str, split: str) -> Source:
     counts = {split: len(labels) for split, (_, labels) in digits.splits.items()}
     parts = tuple(splits.select_examples(split, counts))
     names = tuple("0123456789")
-    return Source("digits", parts, digits.read_example, 10, names, split_labels=digits.split_labels)
+    return Source("digits", parts, digits.read_example, 10, names, split_labels=digits.split_labels, sizes=counts)
 
 
 class Synthetic:

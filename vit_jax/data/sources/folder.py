@@ -345,6 +345,7 @@ def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:
     return Source(
         name=f"folder {folder.read_as}".strip(),
         parts=tuple(select_examples(split, folder.counts)),
+        sizes=folder.counts,
         read_example=folder.read_example,
         num_classes=len(folder.class_names),
         class_names=folder.class_words or None,

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose
 from vit_jax.data import shards
-from vit_jax.data.sources import splits
+from vit_jax.data.sources import folds, image_lists, splits
 from vit_jax.data.sources.array_record import describe_records, list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
 from vit_jax.data.sources.folder import list_folder_splits, open_folder
@@ -117,7 +117,7 @@ def open_source(
 ) -> Source:
     """Opens a split of `config.data.source`, or of another `source`; see `open_split` and `SourceConfig.needs_labels`.
 
-    The config's `num_classes` and `max_labels` do not apply to another source, unless it is `synthetic`.
+    The config's `num_classes`, `max_labels` and lists of images do not apply to another source (but to `synthetic`).
     """
     other = source is not None and source not in (config.data.source, "synthetic")
     source_config = SourceConfig(
@@ -128,6 +128,9 @@ def open_source(
         num_examples=config.data.num_examples,
         train_split=config.data.split,
         resolution=config.resolution,
+        exclude=None if other else config.data.exclude,
+        groups=None if other else config.data.groups,
+        group_column=config.data.group_column,
         needs_labels=needs_labels,
     )
     return open_split(source_config, split, streams)
@@ -146,7 +149,16 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
         UserError: the source is unknown or missing, has no such split, or does not fit into the cache.
     """
     kind, name = parse_source(source_config.source)
-    source = KINDS[kind].open(source_config, name, split)
+    if kind == "mix":  # each part of which has folds of its own
+        if source_config.exclude or source_config.groups:
+            raise UserError("data.exclude and data.groups list images of one source, not of a mixture; leave them out")
+        source = open_mixture(source_config, name, split)
+    else:
+        plain, divided = splits.divide_folds(split)
+        if any(divided) and not KINDS[kind].list_splits:
+            raise UserError(f"cannot divide {split} into folds: any split of {kind} exists, of any size")
+        source = KINDS[kind].open(source_config, name, plain)
+        source = select_listed(source, source_config, split)
     if source.shards:
         shards.forget_readers()  # other files may have these names since this process has opened some
     if not streams:
@@ -156,6 +168,24 @@ def open_split(source_config: SourceConfig, split: str, streams: bool = False) -
     place = f"{kind}:{filesystem.absolute_path(OPTIONS.sub('', name))}" if in_files else source.name
     own = tuple((place, splits.canonical_name(whole), rows) for whole, rows in source.parts)
     return dataclasses.replace(source, origins=source.origins or own)
+
+
+def select_listed(source: Source, source_config: SourceConfig, split: str) -> Source:
+    """Returns the images of a source that are in the folds of `split` and not in the list of those to leave out.
+
+    Raises:
+        UserError: there is no such fold, or a list is wrong; see `folds` and `image_lists`.
+    """
+    stated = None
+    if source_config.groups:
+        stated = image_lists.read_groups(source, source_config.groups, source_config.group_column)
+    notes = (*source.notes, *folds.describe_folds(source, split))
+    # Leaving out an image moves no other to another fold.
+    source = folds.select_folds(source, split, None if stated is None else image_lists.groups_of(source, stated))
+    if source_config.exclude:
+        source = image_lists.leave_out(source, source_config.exclude, lambda: list_splits(source_config))
+    groups = () if stated is None else filter(None, image_lists.groups_of(source, stated))
+    return dataclasses.replace(source, notes=notes, groups=frozenset(groups))
 
 
 def open_images(source: str, split: str | None, data_dir: str | None, reads_labels: bool) -> Source:

@@ -21,6 +21,7 @@ from jaxtyping import Int, Int32, Int64
 
 from vit_jax import UserError
 from vit_jax.data.sources.source import ClassNames, Example, Label, Mixture, Shards, Source, compose, kinds_of_names
+from vit_jax.data.sources.splits import Rows
 from vit_jax.storage import read_json
 
 PLUS = re.compile(r"\+(?=[^*+:]*\*[a-z_]+(?:[:+,]|$))")  # before another weight and kind of source
@@ -129,8 +130,8 @@ class MixedExamples:
             return np.array([*mapping, -1], np.int32)[labels]
         return np.array([map_label(row, mapping) for row in labels], np.int32)
 
-    def split_counts(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
-        """Returns the number of images of each class of the mixture in a range of a whole split of a part."""
+    def split_counts(self, split: str, rows: Rows) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class of the mixture in some rows of a whole split of a part."""
         number, name = locate_split(split)
         counts, mapping = self.sources[number].count_rows(name, rows), self.labels[number]
         if mapping is None:

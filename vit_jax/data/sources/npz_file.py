@@ -81,6 +81,7 @@ def open_npz(source_config: SourceConfig, name: str, split: str) -> Source:
     return Source(
         name=f"npz:{os.path.basename(name)}",
         parts=tuple(select_examples(split, counts)),
+        sizes=counts,
         read_example=file.read_example,
         num_classes=file.num_classes,
         class_names=file.class_names,

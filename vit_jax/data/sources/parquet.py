@@ -71,6 +71,7 @@ def open_parquet(source_config: SourceConfig, name: str, split: str) -> Source:
     return Source(
         name="parquet",
         parts=parts,
+        sizes=splits.counts,
         read_example=partial(read_labelled, splits, read_record, num_classes, source_config.max_labels),
         num_classes=num_classes,
         class_names=class_names,

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,6 +49,9 @@ class SourceConfig:
         num_examples: number of synthetic images of the split `train_split`.
         train_split: the split of training, as a config names it.
         resolution: the side of synthetic images in pixels.
+        exclude: the file with a list of images that are left out, see `image_lists`; None: there is none.
+        groups: the file that states the group of each image, see `image_lists`; None: there is none.
+        group_column: the column of that file with the groups; None: see `image_lists.read_groups`.
         reads_labels: False: the images have no labels (-1), so their files need none, except for VTAB.
         needs_labels: False: labels are read where there are any, and images of a folder may have none (-1).
     """
@@ -60,6 +63,9 @@ class SourceConfig:
     num_examples: int | None = None
     train_split: str | None = None
     resolution: int | None = None
+    exclude: str | None = None
+    groups: str | None = None
+    group_column: str | None = None
     reads_labels: bool = True
     needs_labels: bool = True
 
@@ -118,7 +124,7 @@ class Source:
 
     Attributes:
         name: the name of the data set, with its version if it has one.
-        parts: what the split consists of, in order: (name of a whole split, range of its examples).
+        parts: what the split consists of, in order: (name of a whole split, which of its examples).
         read_example: (whole split, index in it) -> (image, label); the image may be encoded. If the examples lie in
             shards, it also takes `open_shard`, a function that returns the reader of a shard.
         num_classes: the labels are 0 to num_classes - 1; 0: no image has a label.
@@ -131,7 +137,7 @@ class Source:
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
         split_labels: whole split -> labels of all its examples, [n] or [n, max_labels], where they are known without
             reading an image; else None.
-        split_counts: (whole split, range of its examples) -> the number of images of each class, where that is known
+        split_counts: (whole split, some of its examples) -> the number of images of each class, where that is known
             without the labels; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
         read_name: (whole split, index in it) -> name of the image in the data, where it has one; else None. It also
@@ -142,11 +148,13 @@ class Source:
         shards: the shards in which the examples lie; None if they do not lie in shards.
         mixture: how training draws from the parts of a mixture of sources; None if this is no mixture.
         needs_labels: whether an image without a label is refused when it is read.
-        origins: (data set, whole split, range of its examples) of each part; two sources of the same images share some.
+        origins: (data set, whole split, which of its examples) of each part; two sources of the same images share some.
+        sizes: whole split that was opened -> number of all its examples; empty if images cannot be named by position.
+        groups: the groups that its images belong to, where `data.groups` states them.
     """
 
     name: str
-    parts: tuple[tuple[str, range], ...]
+    parts: tuple[tuple[str, splits.Rows], ...]
     read_example: Callable[..., Example]
     num_classes: int
     class_names: tuple[str, ...] | None = None
@@ -155,7 +163,7 @@ class Source:
     file_stamp: Callable[[str, Sequence[int]], str] | None = None
     read_label: Callable[[str, int], Label] | None = None
     split_labels: Callable[[str], Int[np.ndarray, " n *max_labels"]] | None = None
-    split_counts: Callable[[str, range], Int64[np.ndarray, " classes"]] | None = None
+    split_counts: Callable[[str, splits.Rows], Int64[np.ndarray, " classes"]] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
     read_name: Callable[..., str] | None = None
     class_ids: tuple[str, ...] | None = None
@@ -164,7 +172,9 @@ class Source:
     shards: Shards | None = None
     mixture: Mixture | None = None
     needs_labels: bool = False
-    origins: tuple[tuple[str, str, range], ...] = ()
+    origins: tuple[tuple[str, str, splits.Rows], ...] = ()
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -200,17 +210,17 @@ class Source:
         """Returns the labels of all examples, or None where they are not known without reading images."""
         if self.split_labels is None:
             return None
-        return np.concatenate([self.split_labels(split)[rows.start : rows.stop] for split, rows in self.parts])
+        return np.concatenate([splits.take_rows(self.split_labels(split), rows) for split, rows in self.parts])
 
-    def count_rows(self, split: str, rows: range) -> Int64[np.ndarray, " classes"]:
-        """Returns the number of images of each class in a range of a whole split; `class_counts` must not be None.
+    def count_rows(self, split: str, rows: splits.Rows) -> Int64[np.ndarray, " classes"]:
+        """Returns the number of images of each class in some rows of a whole split; `class_counts` must not be None.
 
         An image with several labels counts for each of them.
         """
         if self.split_counts:
             return self.split_counts(split, rows)
         assert self.split_labels
-        labels = self.split_labels(split)[rows.start : rows.stop]
+        labels = splits.take_rows(self.split_labels(split), rows)
         return np.bincount(labels[labels >= 0].ravel(), minlength=self.num_classes)
 
     def class_counts(self) -> Int64[np.ndarray, " classes"] | None:
@@ -242,6 +252,13 @@ class Source:
         """Returns the name that the image of an example has in the data, or else `<whole split>/<index in it>`."""
         split, row = splits.locate_example(self.parts, index)
         return self.read_name(split, row) if self.read_name else f"{split}/{row}"
+
+    def example_key(self, index: int) -> str:
+        """Returns the text that names an example in a list of images, see `image_lists`.
+
+        That is its `example_name`, or `<whole split>/<index in it>` where names are known from the shards only.
+        """
+        return "/".join(map(str, splits.locate_example(self.parts, index))) if self.shards else self.example_name(index)
 
     def streamed(self) -> "Source":
         """Returns this source, whose examples must lie in shards, reading them from streamed shards.
@@ -275,6 +292,23 @@ class Source:
             mixture=None,
         )
 
+    def pick(self, indices: Int64[np.ndarray, " n"]) -> "Source":
+        """Returns a source of the examples of some indices, which ascend, each once."""
+        selected = None
+        if self.shards:
+            ends = np.searchsorted(indices, np.cumsum([0, *self.shards.examples]))
+            runs = [(run, count) for run, count in zip(self.shards.runs, np.diff(ends).tolist(), strict=True) if count]
+            selected = Shards(tuple(run for run, _ in runs), tuple(count for _, count in runs), self.shards.shuffled)
+        starts = np.cumsum([0, *(len(rows) for _, rows in self.parts)]).tolist()
+        cuts = [int(np.searchsorted(indices, start)) for start in starts]
+        places = [indices[cuts[part] : cuts[part + 1]] - starts[part] for part in range(len(self.parts))]
+        parts = tuple(
+            (split, splits.pick_rows(rows, own))
+            for (split, rows), own in zip(self.parts, places, strict=True)
+            if len(own)
+        )
+        return dataclasses.replace(self, parts=parts, shards=selected)
+
     @contextlib.contextmanager
     def opened(self) -> Iterator["Source"]:
         """Yields the source, to read some of its examples. Shards that are opened for them are closed at the end."""
@@ -305,7 +339,7 @@ class Source:
     def overlaps(self, other: "Source") -> bool:
         """Returns whether two sources share examples."""
         return any(
-            place == same and max(rows.start, others.start) < min(rows.stop, others.stop)
+            place == same and splits.share_rows(rows, others)
             for *place, rows in self.origins
             for *same, others in other.origins
         )

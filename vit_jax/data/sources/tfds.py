@@ -117,6 +117,7 @@ def open_tfds(source_config: SourceConfig, name: str, split: str) -> Source:
     return Source(
         name=f"tfds:{data.name}",
         parts=parts,
+        sizes=data.splits.counts,
         read_example=data.read_example,
         num_classes=label.num_classes if label else 0,
         class_names=class_names,

@@ -146,6 +146,7 @@ def open_webdataset(source_config: SourceConfig, name: str, split: str) -> Sourc
     return Source(
         name="webdataset",
         parts=parts,
+        sizes=splits.counts,
         read_example=partial(read_labelled, splits, read_record, num_classes, max_labels),
         num_classes=num_classes,
         class_names=info.class_names if info else None,
