@@ -7,9 +7,9 @@ Ours: no number, it depends on the images. Hardware: a GPU or a TPU; on a laptop
 `configs/folder.py:answers=several` is for images with any number of classes each, and `answers=numbers` for regression;
 a CSV file says which:
     python -m vit_jax.main --config=configs/folder.py:answers=several
-      --config.data.source=folder:PATH,labels=FILE.csv
+      --config.data.source=folder:PATH,table=FILE.csv
     python -m vit_jax.main --config=configs/folder.py:answers=numbers
-      --config.data.source=folder:PATH,labels=FILE.csv,targets=COLUMN+COLUMN
+      --config.data.source=folder:PATH,table=FILE.csv,targets=COLUMN+COLUMN
 """
 
 from ml_collections import ConfigDict

@@ -26,7 +26,7 @@ def place(tmp_path):
 
 
 def opened(place, options, split="train", **fields):
-    return open_split(SourceConfig(f"folder:{place}/photos,labels={place}/{options}", **fields), split)
+    return open_split(SourceConfig(f"folder:{place}/photos,table={place}/{options}", **fields), split)
 
 
 def answers(source):
@@ -55,7 +55,7 @@ def test_numbers_keep_their_columns(place):
 
 @pytest.mark.parametrize("options", ["flags.csv", "lists.csv,separator=semicolon", "numbers.csv,targets=age"])
 def test_another_label_is_other_data_also_for_pack(place, options, capsys):
-    name = f"folder:{place}/photos,labels={place}/{options}"
+    name = f"folder:{place}/photos,table={place}/{options}"
     before, out = opened(place, options).fingerprint, f"{place}/packed"
     pack.main(["pack", name, out])
     packed = open_split(SourceConfig(f"array_record:{out}"), "train")
@@ -78,7 +78,7 @@ def test_folders_named_after_splits_are_splits(place):
     for name in ("1.png", "3.png"):
         (photos / name).rename(photos / "test" / name)
     (place / "numbers.csv").write_text("image,age\ntest/1.png,1\ntrain/2.png,2\n")
-    name = f"folder:{photos},labels={place}/numbers.csv,targets=age"
+    name = f"folder:{photos},table={place}/numbers.csv,targets=age"
     assert sorted(list_splits(SourceConfig(name))) == ["test", "train"]
     assert answers(opened(place, "numbers.csv,targets=age")) == {"train/2.png": [2]}
     with pytest.raises(UserError, match=r"has no line for 1 of the 2 images of .*test: test/3.png"):
@@ -88,9 +88,9 @@ def test_folders_named_after_splits_are_splits(place):
 
 
 def test_the_options_stay_with_the_source(place):
-    name = "folder:data/photos,labels=labels.csv,targets=age"
+    name = "folder:data/photos,table=labels.csv,targets=age"
     changed = change_paths(name, lambda path: f"/a/{path}", lambda path: f"/b/{path}")
-    assert changed == "folder:/a/data/photos,labels=/b/labels.csv,targets=age"
+    assert changed == "folder:/a/data/photos,table=/b/labels.csv,targets=age"
     assert source_label(name) == "photos"
 
 
@@ -140,7 +140,7 @@ def regression(place, options="numbers.csv,targets=age+weight", **fields):
     config = get_config()
     config.update({"resolution": 16, "batch": 8, "total_steps": 2})
     config.model.name = "ViT-mu/4"
-    config.data.update({"source": f"folder:{place}/photos,labels={place}/{options}", "split": "train"})
+    config.data.update({"source": f"folder:{place}/photos,table={place}/{options}", "split": "train"})
     config.task.update({"kind": "regress", "loss": "huber"})
     config.evals.test.update({"split": "train", "preprocess": "resize(16)|value_range(-1,1)"})
     config.update_from_flattened_dict(fields)

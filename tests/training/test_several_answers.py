@@ -35,7 +35,7 @@ def configured(place, answers, options, steps=80):
     config.update({"total_epochs": None, "total_steps": steps, "warmup_epochs": None, "warmup_steps": 10})
     config.update({"eval_every_epochs": None, "checkpoint_every": 40})
     config.model.update({"name": "ViT-mu/8", "stochastic_depth": 0.0})
-    config.data.update({"source": f"folder:{place}/photos,labels={place}/{options}"})
+    config.data.update({"source": f"folder:{place}/photos,table={place}/{options}"})
     config.data.preprocess = "resize(16)|value_range(-1,1)"
     return config
 

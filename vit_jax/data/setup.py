@@ -222,7 +222,7 @@ def target_scale(config: ConfigDict, source: sources.Source) -> dict[str, tuple[
         return {}
     if not source.has_numbers:
         raise UserError(
-            f"task.kind=regress learns numbers, but {place} has none; write folder:PATH,labels=FILE.csv,targets=COLUMN"
+            f"task.kind=regress learns numbers, but {place} has none; write folder:PATH,table=FILE.csv,targets=COLUMN"
         )
     means, deviations = config.task.target_means, config.task.target_deviations
     if not means:

@@ -12,7 +12,7 @@ from vit_jax.model import Model
 def check_regression(eval_config: ConfigDict, source: Source, model: Model) -> None:
     """Raises UserError if the data have no numbers."""
     if not source.has_numbers:
-        raise UserError("the data have classes, not numbers; write folder:PATH,labels=FILE.csv,targets=COLUMN.")
+        raise UserError("the data have classes, not numbers; write folder:PATH,table=FILE.csv,targets=COLUMN.")
 
 
 def score_regression(

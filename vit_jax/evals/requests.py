@@ -27,7 +27,7 @@ PROBES = {"probe": "l2", "probe_sgd": "rate"}  # kind of a linear probe -> the m
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 # A comma between two fields or values of a request: not one in brackets, nor one before an option of a data source.
-COMMA = r",(?!(?:label|image|classes|labels|separator|targets)=)(?![^\[(]*[\])])"
+COMMA = r",(?!(?:label|image|classes|table|separator|targets)=)(?![^\[(]*[\])])"
 
 
 def choose_evaluations(

@@ -27,8 +27,8 @@ from vit_jax.storage import filesystem
 
 ANY_CLASSES = 2**31 - 1  # more than any data have
 # Options of a source that lies in files, and those among them that name a file.
-OPTIONS = re.compile(r"(,(label|image|classes|labels|separator|targets)=[^,]*)+$")
-OPTION_FILES = re.compile(r"(,(?:classes|labels)=)([^,]+)")
+OPTIONS = re.compile(r"(,(label|image|classes|table|separator|targets)=[^,]*)+$")
+OPTION_FILES = re.compile(r"(,(?:classes|table)=)([^,]+)")
 
 
 @dataclasses.dataclass(frozen=True)

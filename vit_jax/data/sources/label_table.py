@@ -21,7 +21,7 @@ from vit_jax.storage import filesystem
 
 # Word of `,separator=` -> what stands between two classes of a list.
 SEPARATORS = {"comma": ",", "semicolon": ";", "pipe": "|", "space": " ", "slash": "/"}
-OPTIONS = ("labels", "image", "label", "separator", "classes", "targets")
+OPTIONS = ("table", "image", "label", "separator", "classes", "targets")
 PLUS = "+"  # between two columns of `,label=` and `,targets=`
 
 
@@ -99,14 +99,14 @@ def read_label_table(options: Mapping[str, str]) -> LabelTable:
     """Reads the file that the options of a data source name.
 
     Args:
-        options: `labels`, the file; `image`, its column of images; and what the answers are: with `targets`, numbers in
+        options: `table`, the file; `image`, its column of images; and what the answers are: with `targets`, numbers in
             these columns; with `separator`, lists of classes in the column `label`, of which `classes` is a file with
             the names, one a line; with neither, 0 and 1 in the columns `label`, or in all others.
 
     Raises:
         UserError: an option, a column, a line or a cell is wrong; the message names the line.
     """
-    file = options["labels"]
+    file = options["table"]
     if "targets" in options and options.keys() & {"label", "separator", "classes"}:
         raise UserError("targets= names columns of numbers; leave out label=, separator= and classes= beside it")
     if "classes" in options and "separator" not in options:

@@ -1,4 +1,4 @@
-"""Images of a folder with several answers each, which a CSV file gives: `folder:PATH,labels=FILE`.
+"""Images of a folder with several answers each, which a CSV file gives: `folder:PATH,table=FILE`.
 
 `label_table` documents the file and its options. Folders called train, val, validation and test are splits, else all
 images are the split train. All images of a split that is trained on or evaluated are in the file, and the file names
@@ -23,7 +23,7 @@ from vit_jax.data.sources.source import Source, SourceConfig
 from vit_jax.data.sources.splits import canonical_name, resolve_name, select_examples, split_names
 from vit_jax.storage import filesystem
 
-FIRST = ",labels="  # in the name of a folder whose labels a file gives
+FIRST = ",table="  # in the name of a folder whose labels a file gives
 
 
 def open_any_folder(source_config: SourceConfig, name: str, split: str) -> Source:
@@ -39,7 +39,7 @@ def list_any_folder_splits(source_config: SourceConfig, name: str) -> list[str]:
     tree = FolderTree(path)
     folders = find_splits(tree, needs_labels=False)
     images = tree.images_below("", collections.Counter())
-    listed = read_label_table(options).find(images, options["labels"], tree.root)
+    listed = read_label_table(options).find(images, options["table"], tree.root)
     labelled = [split for split, folder in folders.items() if any(is_below(image, folder) for image in listed)]
     for split in (one for one in folders if one not in labelled):
         tell(f"{tree.full_path(folders[split])} is skipped: {options['labels']} has none of its images.")
@@ -54,7 +54,7 @@ def open_labelled_folder(source_config: SourceConfig, name: str, split: str) -> 
     """
     path, options = read_options(name, OPTIONS)
     tree, table = FolderTree(path), read_label_table(options)
-    file, skipped = options["labels"], collections.Counter[str]()
+    file, skipped = options["table"], collections.Counter[str]()
     folders = find_splits(tree, needs_labels=False)
     images = tree.images_below("", skipped)
     known, listed = table.find(images, file, tree.root), {}
