@@ -256,7 +256,9 @@ def test_what_is_only_dry_run_is_listed():
 
 
 def write_photos(folder):
-    """Writes data/photos/{cat,dog}/<number>.jpg, the same in one folder, and one more, data/photo.png."""
+    """Writes data/photos/{cat,dog}/<number>.jpg, the same in one folder, files with several answers for each, and one
+    more, data/photo.png.
+    """
     random, folder = np.random.default_rng(0), folder / "data"
     for name in ("cat", "dog"):
         (folder / "photos" / name).mkdir(parents=True)
@@ -268,6 +270,14 @@ def write_photos(folder):
     (folder / "cameras.csv").write_text("\n".join(["image,camera", *cameras]) + "\n")
     (folder / "bad.txt").write_text("cat/7.jpg\ndog/0.jpg\n")
     (folder / "photos_unlabelled").mkdir()
+    answers = {"tags.csv": ["image,indoors,young"], "lists.csv": ["image,tags"], "ages.csv": ["image,age,weight"]}
+    for number, path in enumerate(sorted((folder / "photos").rglob("*.jpg"))):
+        name = path.relative_to(folder / "photos")
+        answers["tags.csv"].append(f"{name},1,{number % 2}")
+        answers["lists.csv"].append(f"{name},{'indoors;young' if number % 2 else 'indoors'}")
+        answers["ages.csv"].append(f"{name},{20 + number},{60 - number / 3:.1f}")
+    for name, lines in answers.items():
+        (folder / name).write_text("\n".join(lines))
     for path in (folder / "photos").rglob("*.jpg"):
         shutil.copy(path, folder / "photos_unlabelled" / f"{path.parent.name}{path.name}")
 
@@ -357,7 +367,7 @@ def paste(line, capsys):
         words += VTAB if name == "vit_jax.vtab" else []
         assert not OURS[name].main([name, *words])
         if name == "vit_jax.evaluate":
-            assert re.search(r'"\w+/(accuracy|5shot|1nn)": [\d.]+[,}]', capsys.readouterr().out)
+            assert re.search(r'"\w+/(accuracy|5shot|1nn|mae)": [\d.]+[,}]', capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("line", USUAL)

@@ -10,7 +10,7 @@ from configs import base
 from vit_jax import UserError
 from vit_jax.data import ClassFacts
 from vit_jax.evals import scores
-from vit_jax.tasks import Classify, Distill
+from vit_jax.tasks import Classify, Distill, Regress
 from vit_jax.tasks.class_weights import balanced_weights, effective_weights, make_class_weights, make_log_priors
 
 LOGITS = jnp.array([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]])
@@ -220,3 +220,18 @@ def test_weights_of_a_file(tmp_path):
     for weights in ("balanced", "a file that is gone"):  # of a plan or an evaluation, which open no training data
         config.task.class_weights = weights
         assert make_class_weights(config, 2, None) == (1.0, 1.0)
+
+
+def test_losses_of_numbers_are_those_of_standardised_errors():
+    batch = {"image": jnp.zeros((2, 4, 4, 3)), "label": jnp.array([[30.0, 1000.0], [50.0, 400.0]])}
+    outputs, scale = jnp.array([[0.5, 2.0], [1.0, -4.0]]), ((40.0, 10.0), (700.0, 100.0))
+    inputs, targets = Regress(2, scale=scale).train_examples(jax.random.key(0), batch)
+    np.testing.assert_allclose(targets, [[-1, 3], [1, -3]], rtol=1e-6)
+    assert inputs["images"] is batch["image"]
+    losses = {"l1": [1.25, 0.5], "l2": [1.625, 0.5], "huber": [(1.0 + 0.5) / 2, 0.25]}  # errors (1.5, -1) and (0, -1)
+    for loss, expected in losses.items():
+        np.testing.assert_allclose(Regress(2, loss, scale=scale).losses(outputs, targets), expected, rtol=1e-6)
+    np.testing.assert_allclose(Regress(2, "huber", 0.5, scale).losses(outputs, targets), [0.5, 0.1875], rtol=1e-6)
+    task, unknown = Regress(2, "l1"), jnp.array([[1.0, 1.0], [np.nan, 0.0]])
+    sums = task.metric_sums(outputs, unknown, jnp.ones(2))
+    assert (float(sums["n"]), float(sums["loss"])) == (1, 0.75)

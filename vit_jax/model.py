@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError, choose
+from vit_jax.config import REGRESSION_LOSSES
 from vit_jax.execution import (
     CHIP_KERNELS,
     PLAIN_FORMS,
@@ -42,7 +44,7 @@ from vit_jax.models import (
     take_maps,
 )
 
-LOSSES = ("softmax", "sigmoid")
+LOSSES = ("softmax", "sigmoid", *REGRESSION_LOSSES)
 CAPTURES = ("attention",)  # the fields of the spec whose intermediates may be captured
 NETWORKS: dict[str, Callable[[Any, PlainOps], nn.Module]] = {"ViT": ViT, "BiT": BiT}  # by `family` of the spec
 
@@ -54,11 +56,13 @@ class Model:
     name: str  # as `create` takes it
     spec: Spec
     preprocess: str | None = None  # the pipe of operations that prepares its images
-    class_names: tuple[str, ...] | None = None  # the names of the logits, in order
-    loss: str = "softmax"  # of its training, softmax or sigmoid; the same function turns logits into probabilities
+    class_names: tuple[str, ...] | None = None  # the names of the logits, or of the numbers of regression, in order
+    loss: str = "softmax"  # of its training, one of LOSSES; softmax or sigmoid turns logits into probabilities
     resample: str = "linear"  # how the library of its weights resamples learned positions: a key of RESAMPLINGS
     licence: str = ""  # of its weights, as the Hugging Face hub names it, such as apache-2.0; empty: not known
     licence_address: str = ""  # where the licence is published; empty: not known
+    multi_label: bool = False  # whether an image may have several classes, or none
+    target_scale: tuple[tuple[float, float], ...] | None = None  # (mean, deviation) of each number of regression
 
     def __post_init__(self):
         """Raises UserError if the chosen form of attention does not compute what the model adds to it."""
@@ -84,6 +88,24 @@ class Model:
         named = named_fields(self.name)
         sizes = {field: (named.get(field), size) for field, size in self.spec.sizes.items()}
         return {field: pair for field, pair in sizes.items() if pair[0] not in (None, pair[1])}
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether its outputs are numbers, not the logits of classes."""
+        return self.loss in REGRESSION_LOSSES
+
+    def activate(
+        self, logits: Float[Array | np.ndarray, "batch outputs"]
+    ) -> Float[Array | np.ndarray, "batch outputs"]:
+        """Returns the probabilities of the classes; of regression the numbers, with mean and deviation undone."""
+        if self.loss == "softmax":
+            return jax.nn.softmax(logits)
+        if self.loss == "sigmoid":
+            return jax.nn.sigmoid(logits)
+        if self.target_scale is None:
+            return logits
+        means, deviations = np.array(self.target_scale, np.float32).T
+        return logits * deviations + means
 
     @property
     def values(self) -> dict[str, Any]:
@@ -273,6 +295,8 @@ def create(
     preprocess: str | None = None,
     class_names: tuple[str, ...] | list[str] | None = None,
     loss: str = "softmax",
+    multi_label: bool = False,
+    target_scale: Sequence[Sequence[float]] | None = None,
     resample: str = "linear",
     licence: str = "",
     licence_address: str = "",
@@ -294,7 +318,9 @@ def create(
             `BiT`, which needs the fields stages and width.
         preprocess: the pipe of operations that prepares its images; not used by the model.
         class_names: names of the logits, in order; not used by the model.
-        loss: softmax or sigmoid; not used by the model.
+        loss: softmax or sigmoid, or the loss of a regression: l1, l2 or huber; not used by the model.
+        multi_label: whether an image may have several classes, or none; not used by the model.
+        target_scale: the mean and the deviation of each number of a regression; not used by the model.
         resample: how positions are resampled to another resolution, see `resample_positions`; not used by the model.
         licence: the licence of its weights, as the Hugging Face hub names it; empty: not known.
         licence_address: where the licence is published; empty: not known.
@@ -313,7 +339,14 @@ def create(
     for word, text in {"licence": licence, "licence_address": licence_address}.items():
         if not isinstance(text, str):
             raise UserError(f"{word} must be a text, not {text!r}.")
-    model = Model(name, spec, preprocess, None, loss, resample, licence, licence_address)
+    model = Model(name, spec, preprocess, None, loss, resample, licence, licence_address, multi_label)
+    if target_scale is not None:
+        scale = tuple((float(mean), float(deviation)) for mean, deviation in target_scale)
+        count, numbers = model.field("num_classes"), [number for pair in scale for number in pair]
+        whole = loss in REGRESSION_LOSSES and len(scale) == count
+        if not (whole and all(map(math.isfinite, numbers)) and all(deviation > 0 for _, deviation in scale)):
+            raise UserError(f"target_scale must be a mean and a deviation above 0 for each of {count:,} numbers.")
+        model = dataclasses.replace(model, target_scale=scale)
     if class_names is not None:
         class_names = tuple(class_names)
         if not all(isinstance(name, str) for name in class_names) or len(class_names) != model.field("num_classes"):

@@ -137,7 +137,7 @@ def make_teacher(
             be computed in this way, or cannot be split over the mesh.
     """
     name, classes, own = config.task.teacher, teacher.field("num_classes"), student.field("num_classes")
-    if teacher.field("head") == "patches" or not classes:
+    if teacher.field("head") == "patches" or not classes or teacher.is_regression:
         raise UserError(f"task.teacher={name} does not classify images; choose weights with a classifier.")
     if classes != own:
         raise UserError(
@@ -189,10 +189,12 @@ def make_train_step(
 
 def batch_shapes(spec: data.DataSpec, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch of `rows` rows."""
-    labels = [spec.max_labels] if spec.max_labels else []
+    labels, dtype = ([spec.max_labels] if spec.max_labels else []), jnp.int32
+    if spec.has_numbers:
+        labels, dtype = [spec.num_classes], jnp.float32
     return {
         "image": jax.ShapeDtypeStruct((rows, *spec.image_shape), jnp.float32),
-        "label": jax.ShapeDtypeStruct((rows, *labels), jnp.int32),
+        "label": jax.ShapeDtypeStruct((rows, *labels), dtype),
     }
 
 
@@ -352,5 +354,6 @@ def image_size_without_data(config: ConfigDict) -> tuple[int, int]:
 
 def _with_any_data(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
-    config.data.num_classes, config.data.num_examples = config.data.num_classes or 2, config.data.num_examples or 1
+    classes = config.data.num_classes or len(config.task.target_means or ()) or 2
+    config.data.num_classes, config.data.num_examples = classes, config.data.num_examples or 1
     return config

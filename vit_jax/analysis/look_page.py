@@ -181,9 +181,14 @@ def image_card(
 
 
 def class_table(model: Model, logits: np.ndarray, top: int) -> str:
-    """Returns a table of the `top` most probable classes; empty if the model has no classifier."""
+    """Returns a table of the `top` most probable classes, or of all numbers; empty if the model has no head."""
     if not logits.size or not model.vit.head.num_classes:
         return ""
+    if model.is_regression:
+        numbers = np.asarray(model.activate(logits)).tolist()
+        return html.table(
+            [(name, f"{number:.4g}") for name, number in zip(output_names(model), numbers, strict=True)], numbers=(1,)
+        )
     logits = logits.astype(np.float64)
     if model.loss == "sigmoid":
         probabilities = 1 / (1 + np.exp(-logits))
@@ -191,10 +196,15 @@ def class_table(model: Model, logits: np.ndarray, top: int) -> str:
         probabilities = np.exp(logits - logits.max())
         probabilities /= probabilities.sum()
     best = np.argsort(-probabilities, kind="stable")[:top]
-    names = [model.class_names[index] if model.class_names else f"class {index}" for index in best]
+    names = [output_names(model)[index] for index in best]
     shares = probabilities[best]
     rows = [(name, f"{share:.1%}", html.meter(share)) for name, share in zip(names, shares, strict=True)]
     return html.table(rows, numbers=(1,))
+
+
+def output_names(model: Model) -> list[str]:
+    """Returns the names of the classes or numbers, or numbered ones."""
+    return list(model.class_names or (f"class {index}" for index in range(model.vit.head.num_classes or 0)))
 
 
 def token_maps(model: Model, seen: Observations, number: int, name: str) -> str:

@@ -25,7 +25,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 STYLE = """
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem 2rem }
 .plots figure { min-width: 0 } .wide { overflow-x: auto } .wide .number { min-width: 0 }
-th { overflow-wrap: normal } h4, h5 { font-size: .95rem; margin: 1.2rem 0 .4rem } .key > span { display: inline-block; margin-right: 1.2rem }
+th { overflow-wrap: normal } h4, h5 { font-size: .95rem; margin: 1.2rem 0 .4rem }
+.key > span { display: inline-block; margin-right: 1.2rem }
 h3.run { font-size: 1.15rem; margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem }
 code { overflow-wrap: anywhere }
 .matrix td { text-align: right; padding: .15rem .5rem; min-width: 1.8rem; font-variant-numeric: tabular-nums;

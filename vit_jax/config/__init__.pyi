@@ -6,6 +6,7 @@ from .fields import EXECUTION_FIELDS as EXECUTION_FIELDS
 from .fields import FIELDS as FIELDS
 from .fields import FROM_WEIGHTS as FROM_WEIGHTS
 from .fields import OPTIMIZERS as OPTIMIZERS
+from .fields import REGRESSION_LOSSES as REGRESSION_LOSSES
 from .fields import Affects as Affects
 from .fields import Field as Field
 from .fields import OnResume as OnResume

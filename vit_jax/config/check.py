@@ -6,12 +6,23 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, choose, refuse
-from vit_jax.config.fields import FIELDS, FROM_WEIGHTS, OF_OPTIMIZERS, OPTIMIZERS, Field, best_metrics, eval_rows
+from vit_jax.config.fields import (
+    FIELDS,
+    FROM_WEIGHTS,
+    OF_OPTIMIZERS,
+    OPTIMIZERS,
+    REGRESSION_LOSSES,
+    Field,
+    best_metrics,
+    eval_rows,
+)
 from vit_jax.config.make_config import flatten_config
 from vit_jax.config.resolve import DURATIONS, epochs_field
 
 WITH_COOLDOWN = ("rsqrt", "constant")  # the values of `decay_type` to which `cooldown_steps` belongs
 DEFAULTS_OF_TASK = {name.removeprefix("task."): row.default for name, row in FIELDS.items() if name.startswith("task.")}
+SCALE = ("target_means", "target_deviations")
+OF_CLASSES = ("label_smoothing", "mixup", "cutmix", "class_weights", "focal_gamma", "logit_adjustment")
 TEACHER_FIELDS = ("teacher", "teacher_weight", "teacher_targets", "temperature")
 
 
@@ -61,6 +72,7 @@ def check_config(config: ConfigDict) -> None:
             f"{' or '.join(WITH_COOLDOWN)}.",
         ),
     )
+    _check_regression(config.task)
     _check_teacher(config)
     _check_stop(config)
     beta = config.task.effective_beta
@@ -108,6 +120,41 @@ def _check_optimizer(optim: ConfigDict) -> None:
         (
             (optim.sam_rho_min or 0) > optim.sam_rho,
             f"optim.sam_rho_min={optim.sam_rho_min} must be at most optim.sam_rho={optim.sam_rho}.",
+        ),
+    )
+
+
+def _check_regression(task: ConfigDict) -> None:
+    losses = ", ".join(f"--config.task.loss={loss}" for loss in REGRESSION_LOSSES)
+    changed = [f"task.{name}" for name in OF_CLASSES if task[name] != DEFAULTS_OF_TASK[name]]
+    learns, is_regression = task.kind == "regress", task.loss in REGRESSION_LOSSES
+    refuse(
+        (
+            learns and not is_regression,
+            f"task.kind=regress learns numbers: choose {losses} instead of {task.loss}.",
+        ),
+        (
+            is_regression and not learns,
+            f"task.loss={task.loss} is for numbers, which --config.task.kind=regress learns; set that too.",
+        ),
+        (
+            learns and changed,
+            f"{', '.join(changed)} {'is' if len(changed) == 1 else 'are'} for classes; task.kind=regress needs the "
+            "default.",
+        ),
+        (
+            task.huber_delta != DEFAULTS_OF_TASK["huber_delta"] and task.loss != "huber",
+            f"task.huber_delta={task.huber_delta:g} needs --config.task.loss=huber; leave it out.",
+        ),
+        (not task.huber_delta, "task.huber_delta=0 makes every loss 0; choose a number above 0."),
+        (
+            not learns and any(task[name] for name in SCALE),
+            "task.target_means and task.target_deviations need --config.task.kind=regress; leave them out.",
+        ),
+        (
+            len(task.target_means or ()) != len(task.target_deviations or ()),
+            f"task.target_means has {len(task.target_means or ())} numbers and task.target_deviations "
+            f"{len(task.target_deviations or ())}; give both as many, or leave out both.",
         ),
     )
 

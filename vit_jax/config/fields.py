@@ -149,6 +149,12 @@ EVAL_KINDS: Mapping[str, EvalKind] = {
         "the head's predictions, scored on the host; also with other labels or other classes",
         best=("accuracy", "top5", "class_accuracy", "calibration_error"), others=("accuracy_all", "top5_all"),
         task="classify", fields=("labels", "class_map")),
+    "multi_label": EvalKind(
+        "the head's predictions where an image has any number of classes; each above 0.5 is a prediction",
+        best=("map", "f1_micro", "f1_macro", "loss"), task="classify"),
+    "regression": EvalKind(
+        "predicted numbers, in the units of the data",
+        best=("mae", "r2"), others=("mae_<column>", "r2_<column>"), task="regress"),
     "masked_patches": EvalKind(
         "what a model of masked patches predicts of corrupted patches; the masks depend on the image alone",
         best=("accuracy", "loss"), task="masked_patches"),
@@ -209,6 +215,7 @@ def _if_unset(field: str) -> str:
     return "unset: " + ", ".join(f"{value} ({', '.join(names)})" for value, names in owners.items())
 
 
+REGRESSION_LOSSES = ("l1", "l2", "huber")  # the values of `task.loss` for numbers
 ACCEPTED, REFUSED = OnResume.ACCEPTED, OnResume.REFUSED
 EXECUTION, HEAD, TRAINING = Affects.EXECUTION, Affects.HEAD, Affects.TRAINING
 FROM_WEIGHTS = "init_from"  # the value of `model.name` that stands for the model of the weights in `init_from`
@@ -456,7 +463,7 @@ _ROWS = (
     Field("data.preprocess", "inception_crop({resolution})|flip_lr|value_range(-1,1)", "of training images",
           synonyms="pp preprocessing transform transforms aug augment augmentation augmentations aa auto_augment "
           "autoaugment randaug randaugment rand_augment reprob random_erasing color_jitter hflip"),
-    Field("data.num_classes", None, "checked against the data; unset: taken from the data",
+    Field("data.num_classes", None, "or numbers to learn; checked against the data; unset: taken from the data",
           optional=int, on_resume=REFUSED, synonyms="nb_classes n_classes num_labels"),
     Field("data.num_examples", None,
           "images in the training split; checked against the data; unset: taken from the data", optional=int),
@@ -489,10 +496,20 @@ _ROWS = (
           minimum=0, maximum=1, on_resume=ACCEPTED),
     # The task that is learnt.
     Field("task.kind", "classify",
-          "what is learnt: classify (labels), distill (labels and a teacher) or masked_patches (section 4.6)",
-          choices=("classify", "distill", "masked_patches"), since="0.2"),
-    Field("task.loss", "softmax", "cross-entropy: softmax, or sigmoid (summed over classes)",
-          choices=("softmax", "sigmoid"), synonyms="task criterion loss_fn loss_type"),
+          "what is learnt: classify (labels), regress (numbers), distill (labels and a teacher) or masked_patches "
+          "(section 4.6)",
+          choices=("classify", "regress", "distill", "masked_patches"), since="0.2"),
+    Field("task.loss", "softmax",
+          "cross-entropy: softmax, or sigmoid (summed over classes); of regress: l1, l2 or huber",
+          choices=("softmax", "sigmoid", *REGRESSION_LOSSES), synonyms="task criterion loss_fn loss_type"),
+    Field("task.huber_delta", 1.0, "of huber: the standardised error up to which it is squared", minimum=0,
+          since="0.2"),
+    Field("task.target_means", None,
+          "of regress: subtracted from each number; unset: the means of the training split",
+          optional=tuple, since="0.2"),
+    Field("task.target_deviations", None,
+          "of regress: by which what is left is divided; unset: the standard deviations in the training split",
+          optional=tuple, minimum=1e-30, since="0.2"),
     Field("task.class_weights", None,
           "weight of each class in the loss: balanced (1 / its images), effective (number), or a file of weights",
           optional=str, place=Place.FILE, since="0.2", synonyms="class_weight weight_classes"),
@@ -703,7 +720,7 @@ def kinds_of_task(task: str) -> list[str]:
 def has_classes_of_head(eval_config: ConfigDict) -> bool:
     """Returns whether the data of an evaluation must have the classes of the model's head."""
     others = [field for field in ("labels", "class_map") if eval_config.get(field)]
-    return EVAL_KINDS[eval_config.kind].task == "classify" and not others
+    return EVAL_KINDS[eval_config.kind].task in ("classify", "regress") and not others
 
 
 def best_metrics(eval_config: ConfigDict) -> list[str]:
@@ -720,7 +737,7 @@ def best_metrics(eval_config: ConfigDict) -> list[str]:
 
 def is_error(metric: str) -> bool:
     """Returns whether the smallest value of a metric is its best, which its name tells: that of a loss or an error."""
-    return metric.endswith(("loss", "error"))
+    return metric.endswith(("loss", "error")) or metric.rpartition("/")[2].partition("_")[0] == "mae"
 
 
 def is_lowest_best(config: ConfigDict) -> bool:

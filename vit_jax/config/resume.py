@@ -48,8 +48,8 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
     """Returns the configuration with the choices that the run in a workdir made at its first start.
 
     Choices are copied only where the configuration leaves them open. They are the order of images (`data.order` and
-    `data.readers`), the model of `init_from`, the plain form of attention, the form of the step's numbers, and the
-    commits of data sets on the Hugging Face hub.
+    `data.readers`), the model of `init_from`, the plain form of attention, the form of the step's numbers, the means
+    and deviations of numbers that are learnt, and the commits of data sets on the Hugging Face hub.
 
     Args:
         config: the configuration, which is not changed.
@@ -70,6 +70,8 @@ def keep_choices(config: ConfigDict, location: str) -> ConfigDict:
         kept.model.attention = stored.model.attention
     if config.step_numbers == "auto":
         kept.step_numbers = stored.step_numbers
+    if config.task.kind == "regress" and not config.task.target_means:
+        kept.task.update({name: stored.task[name] for name in ("target_means", "target_deviations")})
     kept.data.source = _keep_commit(config.data.source, stored.data.source)
     for name in (name for name in kept.evals if name in stored.evals):
         kept.evals[name].source = _keep_commit(config.evals[name].source, stored.evals[name].source)

@@ -66,7 +66,7 @@ def parse_config(text: bytes, path: str, known: Mapping[str, Field] = FIELDS) ->
             if field.later:
                 _set_missing(fields, name.split("."), field.default if field.before is None else field.before)
         evaluations = fields["evals"].values() if "evals" in fields else ()
-        for group in (fields, fields["model"], *evaluations):
+        for group in (fields, fields["model"], fields.get("task", {}), *evaluations):
             group |= {name: tuple(value) for name, value in group.items() if isinstance(value, list)}
         return ConfigDict(fields).lock()
     except (ValueError, AttributeError, TypeError) as error:

@@ -95,7 +95,7 @@ class ExampleReader:
     on_bad: str
 
     def __call__(self, index: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns one row: `image` uint8 [height, width, 3], `label` int32, `mask` 1, `bad` and `fault`.
+        """Returns one row: `image` uint8 [height, width, 3], `label`, `mask` 1, `bad` and `fault`.
 
         `bad` is the index of an unreadable example that was replaced or marked, and `fault` says why it is unreadable;
         else they are -1 and empty. A negative `index` gives `blank`.
@@ -110,7 +110,8 @@ class ExampleReader:
         for skipped in range(most):
             try:
                 example = self.source[self.order.neighbour(index, skipped)]
-                image, label = self.preprocess.apply_ops(example["image"], rng), np.asarray(example["label"], np.int32)
+                image = self.preprocess.apply_ops(example["image"], rng)
+                label = np.asarray(example["label"], self.source.blank_label.dtype)
                 return _row(image, label, 1, index if skipped else -1, fault)
             except DecodeError as error:
                 fault = fault or str(error)
@@ -125,8 +126,7 @@ class ExampleReader:
     @property
     def blank(self) -> dict[str, np.ndarray]:
         """The row that stands for no example: zeros, with `mask` 0."""
-        most = self.source.max_labels
-        return _row(np.zeros(self.preprocess.shape, np.uint8), np.zeros(() if most is None else most, np.int32), 0)
+        return _row(np.zeros(self.preprocess.shape, np.uint8), self.source.blank_label, 0)
 
 
 def _row(image: np.ndarray, label: np.ndarray, mask: int, bad: int = -1, fault: str = "") -> dict[str, np.ndarray]:
@@ -271,8 +271,8 @@ class LocalBatches(Iterator[dict[str, np.ndarray]]):
         self._closed = False
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Returns `image` uint8 [rows, height, width, 3], `label` int32 [rows] or [rows, labels] and `mask` float32
-        [rows].
+        """Returns `image` uint8 [rows, height, width, 3], `label` [rows, ...] as `Source.blank_label` and
+        `mask` float32 [rows].
 
         Raises:
             UserError: an image is unreadable, or too many are; or a signal has ended a worker process.

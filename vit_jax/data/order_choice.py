@@ -154,7 +154,7 @@ def choose_order(config: ConfigDict, source: Source, eval_disk_bytes: int, hosts
 
 def check_balance(config: ConfigDict, source: Source) -> None:
     """Raises UserError if the labels of all images are not known, or an image may have several."""
-    if source.max_labels:
+    if source.max_labels or source.has_numbers:
         raise UserError("data.balance needs images with one label each; set --config.data.balance=0")
     if source.split_labels is None:
         raise UserError(

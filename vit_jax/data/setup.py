@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, errors_of
@@ -22,6 +23,7 @@ from vit_jax.storage import filesystem, pin_revision
 # (source, "" for that of training; split) -> examples
 OpenSources: TypeAlias = Mapping[tuple[str, str], sources.Source]
 COMMON = ("split", "source", "preprocess", "every")  # fields of all evaluations that `describe_evals` treats by name
+LEAST_DEVIATION = 1e-5  # of a number, relative to its mean: less is lost in float32
 T = TypeVar("T", int, int | None)
 
 
@@ -44,10 +46,11 @@ class DataSpec:
 
     Attributes:
         image_shape: (height, width, 3) of each image of a batch, float32.
-        num_classes: labels are 0 to num_classes - 1; 0: their number is not known.
+        num_classes: labels are 0 to num_classes - 1; 0: their number is not known. The number of targets of regression.
         num_examples: the number of examples of the training split, which is the length of an epoch.
         max_labels: the most labels of an image in multi-label data, where labels are int32 [max_labels], each class
             once, padded with -1; None: every image has one label.
+        has_numbers: whether labels are float32 [num_classes], the targets of regression.
         classes: what the opened data state of their classes; None: the data are not open.
     """
 
@@ -55,6 +58,7 @@ class DataSpec:
     num_classes: int
     num_examples: int
     max_labels: int | None = None
+    has_numbers: bool = False
     classes: ClassFacts | None = None
 
 
@@ -104,7 +108,8 @@ def spec(config: ConfigDict) -> DataSpec:
     preprocess = train_preprocessor(config)
     for name in config.evals:
         eval_preprocessor(config, name, preprocess.shape, preprocess.value_range)
-    return DataSpec(preprocess.shape, num_classes or 0, num_examples, config.data.max_labels)
+    numbers = config.task.kind == "regress"
+    return DataSpec(preprocess.shape, num_classes or 0, num_examples, config.data.max_labels, numbers)
 
 
 def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
@@ -112,7 +117,8 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
 
     Returns:
         A copy of the config, and what else the data states. In the copy, `data.num_classes`, `data.num_examples`,
-        `data.max_labels` (for multi-label data), `data.order` and `data.readers` (if streamed) are set, paths are
+        `data.max_labels` (for multi-label data), `task.target_means` and `task.target_deviations` (for numbers),
+        `data.order` and `data.readers` (if streamed) are set, paths are
         absolute, and data sets on the Hugging Face hub are named with their present commit.
 
     Raises:
@@ -125,6 +131,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     completed.data.update(agreed_counts(config, source))
     for field in ("exclude", "groups"):
         completed.data[field] = config.data[field] and filesystem.absolute_path(config.data[field])
+    completed.task.update(target_scale(config, source))
     if config.data.data_dir:
         completed.data.data_dir = filesystem.absolute_path(config.data.data_dir)
     opened = {("", config.data.split): source}
@@ -170,6 +177,7 @@ def complete_config(config: ConfigDict) -> tuple[ConfigDict, DataInfo]:
     notes = (
         order.note,
         *told,
+        *describe_scale(completed.task, source),
         *itertools.chain(*(one.notes for one in opened.values())),
         *unused_split(config, opened),
     )
@@ -197,6 +205,53 @@ def agreed_counts(config: ConfigDict, source: sources.Source) -> dict[str, int |
             len(source),
         )
     return agreed
+
+
+def target_scale(config: ConfigDict, source: sources.Source) -> dict[str, tuple[float, ...]]:
+    """Returns the fields of `config.task` by which numbers are standardised: as stated, or of the training images.
+
+    Raises:
+        UserError: the task does not suit the labels, the numbers are not known without reading images, the stated ones
+            are too many or too few, or a number is the same for all images.
+    """
+    learns, place = config.task.kind == "regress", config.data.source
+    if source.has_numbers and not learns:
+        raise UserError(
+            f"the labels of {place} are numbers, which task.kind={config.task.kind} does not learn; set "
+            "--config.task.kind=regress, or leave out ,targets="
+        )
+    if not learns:
+        return {}
+    if not source.has_numbers:
+        raise UserError(
+            f"task.kind=regress learns numbers, but {place} has none; write folder:PATH,table=FILE.csv,targets=COLUMN"
+        )
+    means, deviations = config.task.target_means, config.task.target_deviations
+    if not means:
+        numbers = source.labels()
+        if numbers is None:
+            raise UserError(
+                f"the mean of the numbers of {place} is not known without reading its images; set "
+                "--config.task.target_means and --config.task.target_deviations"
+            )
+        means, deviations = (tuple(of(numbers.astype(np.float64), axis=0).tolist()) for of in (np.mean, np.std))
+    names = source.class_names or ()
+    if len(means) != len(names):
+        raise UserError(f"task.target_means has {len(means)} numbers, but {place} has {len(names)}: {', '.join(names)}")
+    for name, mean, deviation in zip(names, means, deviations, strict=True):
+        if deviation <= LEAST_DEVIATION * abs(mean):
+            raise UserError(
+                f"{name} is {mean:.6g} for all images of {place} {config.data.split}, or nearly; leave it out, or "
+                "subtract a constant from it"
+            )
+    return {"target_means": means, "target_deviations": deviations}
+
+
+def describe_scale(task: ConfigDict, source: sources.Source) -> list[str]:
+    """Returns a line on how numbers are standardised; no line if none are learnt."""
+    scale = zip(source.class_names or (), task.target_means or (), task.target_deviations or (), strict=False)
+    told = "; ".join(f"{name} {mean:.6g}, {deviation:.6g}" for name, mean, deviation in scale)
+    return [f"Numbers are learnt as (number - mean) / deviation: {told}"] if told else []
 
 
 def open_training(config: ConfigDict) -> sources.Source:
@@ -386,7 +441,8 @@ def open_eval_sources(config: ConfigDict, name: str, opened: OpenSources, train:
             len(shared),
             shared[0],
         )
-    if has_classes_of_head(eval_config) and not sources.have_same_classes(evaluated, train):
+    same = evaluated.has_numbers == train.has_numbers and sources.have_same_classes(evaluated, train)
+    if has_classes_of_head(eval_config) and not same:
         other = f"evals.{name}.split={eval_config.split} has other classes than the training data, or another order"
         raise UserError(f"{other}; choose other data, or evaluate the features, with the kind fewshot or knn")
     return eval_sources

@@ -39,8 +39,8 @@ class Outputs(NamedTuple):
     """What is written of each image.
 
     Attributes:
-        vectors: features (`pre_logits`), tokens (of the last block, normalised), logits, and block_N, the tokens that
-            block N gives, counted from 0.
+        vectors: features (`pre_logits`), tokens (of the last block, normalised), logits or, of a regression, the
+            numbers, and block_N, the tokens that block N gives, counted from 0.
         dtype: the dtype of these.
         top: the number of most probable classes, with their probabilities.
     """
@@ -71,7 +71,7 @@ class Outputs(NamedTuple):
                 "nothing is to be written; name outputs, such as features, or a number of top classes.",
             ),
             (
-                self.top and (not classes or model.field("head") == "patches"),
+                self.top and (not classes or model.field("head") == "patches" or model.is_regression),
                 f"{model.name} predicts no classes; leave out the top classes, or fine-tune it first.",
             ),
             (not 0 <= self.top <= max(classes, 0), f"top must be between 0 and {classes}, not {self.top}."),
@@ -256,18 +256,18 @@ def make_step(program: Inference, wanted: Outputs) -> OutputStep:
     are wanted.
     """
     model = program.model
-    activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
 
     def compute(params: ArrayTree, images: jax.Array) -> dict[str, jax.Array]:
         with sharding.use_mesh(program.mesh):
             logits, out = model.apply(params, images)
-        found = {"features": out["pre_logits"], "tokens": out["tokens"], "logits": logits}
+        found = {"features": out["pre_logits"], "tokens": out["tokens"]}
+        found["logits"] = model.activate(logits) if model.is_regression else logits
         found |= {name: out["blocks"][int(name[6:])] for name in wanted.vectors if name.startswith("block_")}
         outputs = {name: found[name].astype(wanted.dtype) for name in wanted.vectors}
         checked = [*outputs.values(), *([logits] if wanted.top else [])]
         finite = [jnp.isfinite(one).reshape(len(one), -1).all(axis=1) for one in checked]
         if wanted.top:
-            outputs["probabilities"], outputs["classes"] = jax.lax.top_k(activation(logits), wanted.top)
+            outputs["probabilities"], outputs["classes"] = jax.lax.top_k(model.activate(logits), wanted.top)
         return outputs | {"finite": jnp.stack(finite).all(axis=0)}
 
     return jax.jit(
@@ -416,7 +416,8 @@ class EmbeddingWriter:
         columns: dict[str, Any] = {"name": names}
         if self.info.labels:
             labels = arrays["label"]
-            columns["label"] = labels if labels.ndim == 1 else [row[row >= 0].tolist() for row in labels]
+            is_padded = labels.ndim == 2 and labels.dtype == np.int32
+            columns["label"] = [row[row >= 0].tolist() for row in labels] if is_padded else labels
         columns["error"] = [faults.get(start + row) for row in range(count)]
         columns |= {name: arrays[name] for name in self.wanted.vectors}
         if self.wanted.top:

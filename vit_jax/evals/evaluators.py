@@ -20,6 +20,7 @@ from vit_jax.evals.embedding import stored_features
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.knn import knn
 from vit_jax.evals.labelled_features import Examples
+from vit_jax.evals.multi_label import check_multi_label, score_multi_label
 from vit_jax.evals.outputs import (
     OutputCache,
     Tick,
@@ -31,6 +32,7 @@ from vit_jax.evals.outputs import (
 )
 from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_probe, probe, probe_sgd
+from vit_jax.evals.regression import check_regression, score_regression
 from vit_jax.evals.texts import check_zeroshot, score_zeroshot
 from vit_jax.inference import Inference, sums_of_outputs
 from vit_jax.model import Model
@@ -222,6 +224,8 @@ class FrozenFeatures(Method):
 METHODS: Mapping[str, Method] = {
     "classify": TaskSums(),
     "predictions": ScoredOutputs("logits", score_predictions, check_predictions),
+    "multi_label": ScoredOutputs("logits", score_multi_label, check_multi_label),
+    "regression": ScoredOutputs("logits", score_regression, check_regression),
     "masked_patches": TaskSums(),
     "fewshot": FrozenFeatures(fewshot),
     "knn": FrozenFeatures(knn),
@@ -293,9 +297,12 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
     eval_config, classes = config.evals[name], program.task.num_classes
     where, wanted = eval_config.source or config.data.source, EVAL_KINDS[eval_config.kind].task
     if not wanted:
-        if source.max_labels:
-            raise UserError(f"evals.{name} needs data with one label an image, but {where} has several.")
+        if source.max_labels or source.has_numbers:
+            has = "numbers" if source.has_numbers else "several"
+            raise UserError(f"evals.{name} needs data with one label an image, but {where} has {has}.")
         return
+    if wanted == "classify" and source.has_numbers:
+        raise UserError(f"evals.{name} needs data with labels, but {where} has numbers; leave out ,targets= there.")
     if wanted != program.task.kind:
         raise UserError(
             f"evals.{name} has the kind {eval_config.kind}, which evaluates a head for the task {wanted}, but the "
@@ -305,6 +312,15 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
     if classes is None:
         return
     in_order = has_classes_of_head(eval_config)
+    if wanted == "regress":
+        theirs, names = source.class_names or (), program.model.class_names
+        if len(theirs) != classes or (names and names != theirs):
+            ours = ", ".join(names) if names else f"{classes:,} numbers"
+            raise UserError(
+                f"evals.{name} evaluates a head that predicts {ours}, but {where} has {', '.join(theirs) or 'none'}; "
+                "name the same columns in ,targets= in the same order."
+            )
+        return
     if (in_order or eval_config.class_map == "order") and source.num_classes != classes:
         raise UserError(
             f"evals.{name} evaluates the model's head, which has {classes:,} classes, but {where} has "

@@ -22,6 +22,7 @@ from vit_jax.data.sources import Source, divide_folds, parse_split
 from vit_jax.evals import scores
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
 from vit_jax.evals.predictions import Predictions, map_predictions
+from vit_jax.evals.regression import undo_scale
 from vit_jax.inference import Inference
 from vit_jax.model import Model
 from vit_jax.storage import atomic_write
@@ -44,12 +45,14 @@ def save_outputs(
     """Writes files `<evaluation>.<split>.<what>` for each split that the evaluations read, on the first process.
 
     The file of features or predictions is an .npz with `names` of the images, `labels`, `class_names` if they are
-    known, and `features` (the model's pre_logits) or `logits`, float32, in the order of the data. The file of mistakes
+    known, and `features` (the model's pre_logits), `logits` or, of a regression, the predicted `numbers`, float32, in
+    the order of the data. The file of mistakes
     is an .npz with the arrays of `find_mistakes`, the `step` (-1 if unknown) and the `split`. The confusion matrix is a
     .csv, see `count_confusion`, and a .png if matplotlib is installed.
 
     Args:
-        what: "features" of all evaluations; "predictions", "confusion" or "mistakes" of classifying evaluations.
+        what: "features" of all evaluations; "predictions" of those of the head; "confusion" or "mistakes" of those of
+            a classifier.
         folder: the folder to write to; created if it does not exist.
         config: the configuration with the evaluations.
         program: the functions of the model.
@@ -82,6 +85,9 @@ def save_outputs(
             mistakes = find_mistakes(counted, program.model.loss, batches.source, batches.preprocess)
             arrays = mistakes | {"step": np.array(-1 if step is None else step), "split": config.evals[name].split}
             written += write_arrays(f"{start}.npz", arrays)
+        elif what == "predictions" and program.model.is_regression:
+            numbers = {"numbers": undo_scale(program.model, outputs).astype(np.float32)}
+            written += write_arrays(f"{start}.npz", numbers | {"labels": labels} | list_names(batches.source))
         else:
             written += write_arrays(f"{start}.npz", {kind: outputs, "labels": labels} | list_names(batches.source))
     return written
@@ -212,7 +218,8 @@ def list_parts(config: ConfigDict, program: Inference, what: str) -> dict[tuple[
     for name, eval_config in config.evals.items():
         splits = [eval_config.split, *([eval_config.train_split] if "train_split" in eval_config else [])]
         task = EVAL_KINDS[eval_config.kind].task
-        for part, split in enumerate(splits) if what == "features" or task == "classify" else ():
+        has_output = what == "features" or task == "classify" or (what == "predictions" and task == "regress")
+        for part, split in enumerate(splits) if has_output else ():
             batches = data.EvalBatches(config, name, program.batch_sharding, {}, part)
             parts[name, split_label(split)] = batches
     return parts

@@ -27,7 +27,7 @@ PROBES = {"probe": "l2", "probe_sgd": "rate"}  # kind of a linear probe -> the m
 REQUEST = re.compile(r"(?:(?P<name>\w+)=)?(?P<what>[^:=]+)(?::(?P<fields>.*))?")
 
 # A comma between two fields or values of a request: not one in brackets, nor one before an option of a data source.
-COMMA = r",(?!(?:label|image|classes)=)(?![^\[(]*[\])])"
+COMMA = r",(?!(?:label|image|classes|table|separator|targets)=)(?![^\[(]*[\])])"
 
 
 def choose_evaluations(
@@ -200,7 +200,8 @@ def parse_outputs(text: str, evaluations: ConfigDict) -> list[str]:
     words = list(dict.fromkeys(choose("word of --save", word, OUTPUTS) for word in text.split(",") if word))
     kinds = {own.kind for own in evaluations.values()}
     for word in words:
-        if word in OF_HEAD and not any(EVAL_KINDS[kind].task == "classify" for kind in kinds):
+        tasks = ("classify", "regress") if word == "predictions" else ("classify",)
+        if word in OF_HEAD and not any(EVAL_KINDS[kind].task in tasks for kind in kinds):
             raise UserError(f"--save={word} needs an evaluation of the head, for example --evals=classify.")
         if word == "model" and kinds.isdisjoint(PROBES):
             raise UserError("--save=model needs a linear probe, for example --evals=probe.")

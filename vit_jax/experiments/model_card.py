@@ -37,7 +37,11 @@ def describe_run(record: RunRecord, name: str, changes: str = "") -> str:
     run = record.as_run(name)
     config, defaults = run.config, fields_as_text(get_config())
     images, classes = config.data.num_examples, config.data.num_classes
-    counts = [f"{count:,} {what}" for count, what in ((images, "images"), (classes, "classes")) if count]
+    counts = [
+        f"{count:,} {what}"
+        for count, what in ((images, "images"), (classes, "numbers" if config.task.kind == "regress" else "classes"))
+        if count
+    ]
     epochs = f" ({record.steps * config.batch / images:.3g} epochs)" if images else ""
     start = f"the weights `{without_bucket(config.init_from)}`" if config.init_from else "random weights"
     hardware, commits = " and ".join(record.distinct("hardware")), ", ".join(record.distinct("commit"))

@@ -72,7 +72,8 @@ class Export(NamedTuple):
         names = ["features", *(f"block_{number}" for number in self.blocks)]
         if not self.model.field("num_classes"):
             return names
-        return ["logits", *(["probabilities"] if self.model.field("head") != "patches" else []), *names]
+        has_probabilities = self.model.field("head") != "patches" and not self.model.is_regression
+        return ["logits", *(["probabilities"] if has_probabilities else []), *names]
 
 
 def choose_dtype(suffix: str, dtype: str, accepted: tuple[str, ...]) -> None:

@@ -413,7 +413,8 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
         list(names) if names else None,
         stated.loss,
         family.resample,
-        **licence.fields,
+        licence.name,
+        licence.address,
     )
 
 

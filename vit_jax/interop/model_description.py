@@ -26,10 +26,12 @@ class ModelDescription:
             is computed are left out.
         preprocess: the pipe of operations that prepares the model's images; None: not known.
         class_names: the names of the classes in the order of the logits; None: not known.
-        loss: the loss that the model was trained with, softmax or sigmoid; empty: not known.
+        loss: the loss that the model was trained with, of `model.LOSSES`; empty: not known.
         resample: how positions are resampled to another resolution by the library of the weights.
         licence: the licence of the weights, as the Hugging Face hub names it; empty: not known.
         licence_address: where the licence is published; empty: not known.
+        multi_label: whether an image may have several classes, or none.
+        target_scale: [mean, deviation] of each number of a regression; None: the outputs are the numbers.
     """
 
     model: str
@@ -40,6 +42,8 @@ class ModelDescription:
     resample: str = "linear"
     licence: str = ""
     licence_address: str = ""
+    multi_label: bool = False
+    target_scale: list | None = None
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -50,7 +54,10 @@ class ModelDescription:
 TYPES = get_type_hints(ModelDescription)
 # What weights hand on to those that are made from them -> its value in descriptions of versions that did not state it.
 INHERITED = {"resample": "linear", "licence": "", "licence_address": ""}
-DESCRIBED = ("preprocess", "class_names", "loss", *INHERITED)  # attributes of a model besides its name and its fields
+# What the head answers -> its value in descriptions of versions that did not state it.
+ANSWERS: dict[str, Any] = {"multi_label": False, "target_scale": None}
+# Attributes of a model besides its name and its fields.
+DESCRIBED = ("preprocess", "class_names", "loss", *ANSWERS, *INHERITED)
 
 
 def describe_model(model: Model) -> dict[str, Any]:
@@ -58,6 +65,7 @@ def describe_model(model: Model) -> dict[str, Any]:
     fields = {name: value for name, value in model.fields.items() if name not in EXECUTION_FIELDS}
     described = {name: getattr(model, name) for name in DESCRIBED}
     described["class_names"] = list(model.class_names) if model.class_names else None
+    described["target_scale"] = [list(pair) for pair in model.target_scale] if model.target_scale else None
     return asdict(ModelDescription(model.name, fields, **described))
 
 
@@ -85,11 +93,14 @@ def check_description(description: Any) -> ModelDescription:
     """
     is_object = isinstance(description, dict)
     if is_object:
-        description = INHERITED | description
+        description = INHERITED | ANSWERS | description
     if not is_object or not all(isinstance(description.get(key), kind) for key, kind in TYPES.items()):
         raise UserError(f"the description of the model must have the fields {', '.join(TYPES)}")
     if not all(isinstance(name, str) for name in description.get("class_names") or ()):
         raise UserError("the class names in the description of the model must be strings")
+    for pair in description["target_scale"] or ():
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(number) in (int, float) for number in pair)):
+            raise UserError("target_scale in the description of the model must be a list of [mean, deviation]")
     return ModelDescription(**{key: description.get(key) for key in TYPES})
 
 

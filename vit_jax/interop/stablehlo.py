@@ -40,14 +40,13 @@ def write_stablehlo(name: str, export: Export) -> dict[str, Iterable[bytes]]:
     if size > MOST_BYTES:
         raise UserError(f"the weights are {size / 1e9:.1f} GB, but a .stablehlo file holds 2 GB; write an .onnx file.")
     scale, shift = export.scale_and_shift
-    activation = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}[model.loss]
 
     @jax.jit
     def program(images: jax.Array) -> dict[str, Any]:
         if export.preprocess:
             images = images.astype(jnp.float32) * scale + shift
         logits, out = model.apply(params, images, ops=PlainOps())
-        found = {"logits": logits, "probabilities": activation(logits), "features": out["pre_logits"]}
+        found = {"logits": logits, "probabilities": model.activate(logits), "features": out["pre_logits"]}
         found |= {f"block_{number}": out["blocks"][number] for number in export.blocks}
         return {name: found[name].astype(jnp.float32) for name in export.outputs}
 

@@ -137,6 +137,9 @@ def save(
 ) -> None:
     """Writes the parameters of a model in a layout, or the model as a program: an .onnx or a .stablehlo file.
 
+    A regression's outputs are standardised in our layout, which states how; others get a head whose outputs are the
+    numbers.
+
     Our layout describes the model (with preprocessing and class names) in `<name>.json` beside an .npz file. A single
     .safetensors file has this description in its header. A folder gets the files by which the layout describes a model,
     and a model card with the licence of the weights. A card that was not written here stays as it is.
@@ -161,6 +164,8 @@ def save(
     """
     choose("dtype", dtype, archives.WRITTEN_DTYPES)
     target = choose_target(path, layout)
+    if target.layout != "ours":  # which alone states means and deviations
+        model, params = undo_standardisation(model, params)
     if target.is_program:
         _save_program(target, Export(model, params, dtype, preprocess, tuple(blocks)))
         return
@@ -182,6 +187,23 @@ def save(
         archives.write_archive(target.file, files.enter_context(atomic_write(target.file)), arrays, dtype, notes)
         for name, text in texts.items():
             files.enter_context(atomic_write(target.file.with_name(name))).write_text(text, encoding="utf-8")
+
+
+def undo_standardisation(model: Model, params: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+    """Returns a model of a regression whose head outputs the numbers themselves, with its parameters.
+
+    Other models are returned as they are.
+    """
+    if model.target_scale is None:
+        return model, params
+    means, deviations = np.array(model.target_scale, np.float32).T
+    heads = {
+        name: {"kernel": np.asarray(params[name]["kernel"]) * deviations}
+        | {"bias": np.asarray(params[name]["bias"]) * deviations + means}
+        for name in ("head", "distilled_head")
+        if name in params
+    }
+    return dataclasses.replace(model, target_scale=None), params | heads
 
 
 def _card(path: Path, model: Model, layout: str) -> dict[str, str]:
@@ -292,7 +314,7 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
     else:
         changes = peft.adapted_fields(source, arrays)
         own = {name: getattr(source, name) for name in model_description.DESCRIBED}
-        keywords = source.fields | own | (changes | {"loss": "softmax"} if changes else {})
+        keywords = source.fields | own | (changes | {"loss": "softmax"} | model_description.ANSWERS if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
         source = dataclasses.replace(source, spec=create(source.name, **fields).spec)
@@ -311,7 +333,7 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
 def _create_as_stored(name: str, stored: dict[str, Any], given: dict[str, Any]) -> Model:
     """Returns the model with the user's changes, but still with the resolution and the patch size of the file."""
     if "num_classes" in given:
-        stored = stored | {"class_names": None}
+        stored = stored | {"class_names": None, "target_scale": None}
     sizes = {key: create(name, **stored).field(key) for key in ("resolution", "patch_size")}
     return create(name, **(stored | given | sizes))
 

@@ -4,5 +4,6 @@ from .class_weights import fields_that_count as fields_that_count
 from .classify import Classify as Classify
 from .distill import Distill as Distill
 from .masked_patches import MaskedPatches as MaskedPatches
+from .regress import Regress as Regress
 from .task import Batch as Batch
 from .task import Task as Task

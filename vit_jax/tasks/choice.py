@@ -5,12 +5,14 @@ import re
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
+from vit_jax.config import REGRESSION_LOSSES
 from vit_jax.data import ClassFacts
 from vit_jax.model import Model
 from vit_jax.tasks.class_weights import make_class_weights, make_log_priors
 from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_patches import TARGETS, MaskedPatches
+from vit_jax.tasks.regress import Regress
 from vit_jax.tasks.task import Task
 
 
@@ -26,7 +28,7 @@ def make_task(
     Args:
         config: the configuration of the run.
         model: the model, whatever its head is for.
-        num_classes: the number of classes of the data.
+        num_classes: the number of classes of the data, or of the numbers to learn.
         max_labels: the most labels of an image in multi-label data; None: every image has one label.
         classes: what the training data state of their classes; None: they are not open, and nothing is trained.
 
@@ -38,6 +40,9 @@ def make_task(
     """
     if config.task.kind == "masked_patches":
         return _make_masked_patches(config, model)
+    if config.task.kind == "regress":
+        scale = tuple(zip(config.task.target_means or (), config.task.target_deviations or (), strict=True))
+        return Regress(num_classes, config.task.loss, config.task.huber_delta, scale or None)
     refuse(
         (
             max_labels and config.task.loss != "sigmoid",
@@ -70,6 +75,7 @@ def make_task(
         "focal_gamma": config.task.focal_gamma,
         "class_weights": make_class_weights(config, num_classes, classes),
         "log_priors": make_log_priors(config, classes),
+        "multi_label": max_labels is not None,
     }
     if config.task.kind == "classify":
         return Classify(**fields)
@@ -118,7 +124,8 @@ def _make_masked_patches(config: ConfigDict, model: Model) -> MaskedPatches:
 def task_of_model(model: Model) -> Task:
     """Returns the task of a model whose run is not known, as its head shows it.
 
-    The task is classification by the loss that the model states, or masked patch prediction as in the paper.
+    The task is classification or regression by the loss that the model states, or masked patch prediction as in the
+    paper.
 
     Raises:
         UserError: the model predicts patches, but no target has as many outputs.
@@ -130,4 +137,6 @@ def task_of_model(model: Model) -> Task:
             unfit = f"{model.name} has {outputs} outputs for a patch"
             raise UserError(f"{unfit}, but no task.target has this number of outputs.")
         return MaskedPatches(size, names[0])
-    return Classify(model.field("num_classes"), model.loss)
+    if model.loss in REGRESSION_LOSSES:
+        return Regress(model.field("num_classes"), model.loss, scale=model.target_scale)
+    return Classify(model.field("num_classes"), model.loss, multi_label=model.multi_label)

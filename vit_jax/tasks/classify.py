@@ -31,6 +31,7 @@ class Classify:
             has several classes or is mixed, by their mean. None: all images count alike.
         log_priors: what is added to the logits in training, tau times the logarithm of each class's share of the images
             (logit adjustment, arXiv 2007.07314, equation 10); None for none.
+        multi_label: whether an image may have several classes, or none of them.
     """
 
     kind: ClassVar[str] = "classify"
@@ -44,6 +45,7 @@ class Classify:
     focal_gamma: float = 0.0
     class_weights: tuple[float, ...] | None = None
     log_priors: tuple[float, ...] | None = None
+    multi_label: bool = False
 
     @property
     def output(self) -> str:
@@ -56,8 +58,8 @@ class Classify:
         return {"num_classes": self.num_classes}
 
     def describe(self, class_names: tuple[str, ...] | None) -> dict[str, Any]:
-        """Returns the names of the classes, and the loss, which turns logits into probabilities."""
-        return {"class_names": class_names, "loss": self.loss}
+        """Returns the names of the classes, the loss, which turns logits into probabilities, and `multi_label`."""
+        return {"class_names": class_names, "loss": self.loss, "multi_label": self.multi_label}
 
     def train_examples(self, key: PRNGKeyArray, batch: Batch) -> tuple[Inputs, Targets]:
         """Returns mixed images, and targets [batch, classes] or, with class weights, a pair of these and [batch]."""

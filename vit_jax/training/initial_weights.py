@@ -9,6 +9,7 @@ from vit_jax import UserError, data, errors_of, interop, without_queries
 from vit_jax.config import FROM_WEIGHTS, check_config, fill_model
 from vit_jax.model import Model
 from vit_jax.program import Program
+from vit_jax.tasks import Regress, Task
 
 
 def take_model(config: ConfigDict) -> ConfigDict:
@@ -59,9 +60,28 @@ def load_init(
         adapted = interop.adapt_parameters(loaded, params, program.model, wanted, config.keep_head, method)
         if config.keep_head:
             interop.check_class_order(loaded.class_names, class_names)
+            check_answers(loaded, config, program.task)
             return adapted, f"{shown}, head included", loaded
         left = "; its head, for masked patches, and its [mask] embedding are left out"
         return adapted, shown + (left if loaded.field("head") == "patches" else ""), loaded
+
+
+def check_answers(loaded: Model, config: ConfigDict, task: Task) -> None:
+    """Raises UserError if the head of weights, which is kept, predicts classes and the run's numbers or vice versa, or
+    numbers that are standardised otherwise.
+    """
+    learns = task.kind == "regress"
+    if loaded.is_regression != learns and task.kind != "masked_patches":
+        one, other = ("classes", "numbers") if learns else ("numbers", "classes")
+        raise UserError(f"its head predicts {one}, but the run learns {other}; leave out --config.keep_head.")
+    if isinstance(task, Regress):
+        scale = loaded.target_scale or ((0.0, 1.0),) * task.num_classes
+        if task.scale not in (None, scale):
+            means, deviations = (",".join(map(repr, numbers)) for numbers in zip(*scale, strict=True))
+            raise UserError(
+                f"its head's numbers are standardised by other means and deviations; set --config.task.target_means="
+                f"{means} and --config.task.target_deviations={deviations}, or leave out --config.keep_head."
+            )
 
 
 def check_range(loaded: Model, config: ConfigDict, uses_head: bool) -> None:

@@ -39,7 +39,8 @@ def banner_lines(config: ConfigDict, program: Program) -> list[str]:
     sizes = ", ".join(f"{name} {value}" for name, value in model.spec.sizes.items())
     options = ",".join(f"{name}={value}" for name, value in program.compiler_options.items())
     passes = config.total_steps * config.batch / config.data.num_examples
-    classes = f"of {config.data.num_classes:,} classes" if config.data.num_classes else "without labels"
+    answers = "numbers" if config.task.kind == "regress" else "classes"
+    classes = f"of {config.data.num_classes:,} {answers}" if config.data.num_classes else "without labels"
     count, trained = tree.count(program.state.params), count_trained(program)
     fewer = f" ({trained:,} of them trained)" if trained < count else ""
     cores = count_cores()

@@ -191,7 +191,8 @@ class Workdir:
         if not self.start:
             log.write_text("\n".join(["Parameters:", *run_summary.parameter_table(self._program)]))
             classes = [f"{label}  {name}" for label, name in enumerate(self._class_names)]
-            log.write_text("\n".join(["Classes:", *classes]), to_terminal=False)
+            kind = "Numbers:" if config.task.kind == "regress" else "Classes:"
+            log.write_text("\n".join([kind, *classes]), to_terminal=False)
         if self._changes:
             since = "Changed, but the run is complete:" if self._is_complete() else "Changed since the run was started:"
             log.write_text("\n".join([since, *self._changes]))

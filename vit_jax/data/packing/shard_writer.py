@@ -100,10 +100,10 @@ class ShardJob(NamedTuple):
 
 
 class EncodedExample(NamedTuple):
-    """An example as packed: the bytes of its image, and its labels."""
+    """An example as packed: the bytes of its image, and its labels or numbers."""
 
     image: bytes
-    labels: list[int]
+    labels: list[int] | list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +121,8 @@ class ShardWriter:
         workers: number of threads that read, decode and encode.
         shards: number of shards of each split, at most one for each example; None: shards of about `SHARD_BYTES`, or
             of about `STREAMED_BYTES` if the images are shuffled.
-        index_labels: whether the labels of all images are written beside the shards, as they are in any case if the
-            folder has such files from before.
+        index_labels: whether the labels of all images are written beside the shards, as they are in any case if they
+            are numbers, or if the folder has such files from before.
     """
 
     sources: dict[str, Source]
@@ -166,8 +166,8 @@ class ShardWriter:
             packed = {split: tuple(entries) for split, entries in splits.items()}
             with report_write_errors(out):
                 complete = dataclasses.replace(self.manifest, splits=packed)
-                if self.index_labels or (before and before.label_counts):
-                    settings = complete.num_classes, complete.max_labels
+                if self.index_labels or complete.has_numbers or (before and before.label_counts):
+                    settings = complete.num_classes, complete.max_labels, complete.has_numbers
                     counted = {split: write_label_index(out, split, of, *settings) for split, of in packed.items()}
                     complete = dataclasses.replace(complete, label_counts=counted)
                 write_manifest(f"{out}/{MANIFEST_NAME}", complete)
@@ -230,6 +230,8 @@ class ShardWriter:
             return LeftOut(index, str(error))
         except OSError as error:  # reported here, so that the output is not blamed for it
             raise UserError(f"cannot read image {index} of split {split}: {error}") from error
+        if source.has_numbers:
+            return EncodedExample(encoded, np.asarray(label).tolist())
         return EncodedExample(encoded, [self.labels[label] for label in label_list(label) if label in self.labels])
 
     def encode_examples(
@@ -297,6 +299,10 @@ def make_shard_writer(
     workers = workers or os.cpu_count() or 1
     selected = list(range(first.num_classes))
     rows: dict[str, Sequence[int]] = {split: range(len(source)) for split, source in sources.items()}
+    if classes is not None and first.has_numbers:
+        raise UserError(
+            f"--classes chooses classes, but the labels of {source_config.source} are numbers; leave it out"
+        )
     if classes is not None:
         names = first.class_ids or first.class_names
         selected = parse_class_selection(classes, names, first.num_classes, source_config.source)
@@ -310,6 +316,7 @@ def make_shard_writer(
         num_classes=len(selected),
         class_names=first.class_names and tuple(first.class_names[label] for label in selected),
         max_labels=first.max_labels and min(first.max_labels, len(selected)),
+        has_numbers=first.has_numbers,
         made_from={
             "source": source_config.source,
             "fingerprints": {split: source.fingerprint for split, source in sources.items()},
@@ -562,6 +569,8 @@ def find_emptied(
     """
     emptied = {}
     for split, entries in splits.items():
+        if sources[split].has_numbers:
+            continue
         indices = [one.index for entry in entries for one in entry.duplicates]
         left_out = {label for index in indices for label in label_list(sources[split].label(index))}
         missing = {labels[label] for label in left_out if label in labels}

@@ -32,3 +32,4 @@ from .readers import open_reader as open_reader
 from .readers import streamed_reader as streamed_reader
 from .tar_file import TarFile as TarFile
 from .tf_example import parse_example as parse_example
+from .tf_example import parse_numbers as parse_numbers

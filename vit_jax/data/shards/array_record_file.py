@@ -64,7 +64,7 @@ def open_writer(path: str) -> ArrayRecordWriter:
         return ArrayRecordWriter(os.fsencode(path), WRITER_OPTIONS)
 
 
-def write_shard(path: str, examples: Iterable[tuple[bytes, list[int]]]) -> tuple[int, int]:
+def write_shard(path: str, examples: Iterable[tuple[bytes, list[int] | list[float]]]) -> tuple[int, int]:
     """Writes a local shard of (encoded image, labels), whole or not at all; returns its numbers of records and bytes.
 
     Raises:

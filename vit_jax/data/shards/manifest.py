@@ -85,9 +85,10 @@ class Manifest:
 
     Attributes:
         name: the name of the data set.
-        num_classes: the labels are 0 to num_classes - 1.
-        class_names: the names of the classes in the order of the labels, or None.
+        num_classes: the labels are 0 to num_classes - 1; or how many numbers an image has.
+        class_names: the names of the classes in the order of the labels, or of the numbers; or None.
         max_labels: the most labels of an image in multi-label data, or None.
+        has_numbers: whether a label is a list of numbers, the targets of regression.
         made_from: what was packed, and the settings; empty if another program made the shards.
         splits: split -> the entries of its shards, in order.
         label_counts: split -> the number of images of each class; empty: they were not counted, and there are no files
@@ -98,6 +99,7 @@ class Manifest:
     num_classes: int
     class_names: tuple[str, ...] | None = None
     max_labels: int | None = None
+    has_numbers: bool = False
     made_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     splits: Mapping[str, tuple[ShardEntry, ...]] = dataclasses.field(default_factory=dict)
     label_counts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -105,15 +107,19 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON object of the manifest."""
         counted = {split: list(counts) for split, counts in self.label_counts.items()}
-        return ({"label_counts": counted} if counted else {}) | {
-            "version": VERSION,
-            "name": self.name,
-            "num_classes": self.num_classes,
-            "class_names": None if self.class_names is None else list(self.class_names),
-            "max_labels": self.max_labels,
-            "made_from": dict(self.made_from),
-            "splits": {split: [entry.to_json() for entry in entries] for split, entries in self.splits.items()},
-        }
+        return (
+            ({"label_counts": counted} if counted else {})
+            | ({"has_numbers": True} if self.has_numbers else {})
+            | {
+                "version": VERSION,
+                "name": self.name,
+                "num_classes": self.num_classes,
+                "class_names": None if self.class_names is None else list(self.class_names),
+                "max_labels": self.max_labels,
+                "made_from": dict(self.made_from),
+                "splits": {split: [entry.to_json() for entry in entries] for split, entries in self.splits.items()},
+            }
+        )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Manifest":
@@ -124,6 +130,7 @@ class Manifest:
             num_classes=fields["num_classes"],
             class_names=None if names is None else tuple(names),
             max_labels=fields.get("max_labels"),
+            has_numbers=fields.get("has_numbers", False),
             made_from=fields.get("made_from", {}),
             splits={split: tuple(map(ShardEntry.from_json, listed)) for split, listed in fields["splits"].items()},
             label_counts={split: tuple(counts) for split, counts in fields.get("label_counts", {}).items()},
@@ -165,6 +172,7 @@ def is_list(value: Any, of: type) -> bool:
 
 # What a value must be, in words -> function that returns whether it is.
 KINDS: dict[str, Callable[[Any], bool]] = {
+    "true or false": lambda value: isinstance(value, bool),
     "a string": lambda value: isinstance(value, str),
     "a whole number": is_whole,
     "a whole number above 0": lambda value: is_whole(value) and value > 0,
@@ -190,6 +198,7 @@ MANIFEST_FIELDS: Fields = {
     "num_classes": "a whole number above 0",
     "class_names": "null or a list of strings",
     "max_labels": "null or a whole number above 0",
+    "has_numbers": "true or false",
     "made_from": "an object",
     "splits": "an object of lists of shards",
     "label_counts": "an object of lists of whole numbers",
@@ -209,7 +218,7 @@ DUPLICATE_FIELDS: Fields = {
     "image": "a string",
     "distance": "a whole number",
 }
-OPTIONAL = ("class_names", "max_labels", "made_from", "label_counts", "files", "left_out", "duplicates")
+OPTIONAL = ("class_names", "max_labels", "has_numbers", "made_from", "label_counts", "files", "left_out", "duplicates")
 
 
 def check_manifest(fields: Mapping[str, Any], path: str) -> None:

@@ -45,12 +45,13 @@ def declare_example() -> Any:
 Example = declare_example()
 
 
-def serialise_example(image: bytes, labels: Sequence[int]) -> bytes:
-    """Returns an example with the features `image` (bytes) and `label` (int64 list)."""
+def serialise_example(image: bytes, labels: Sequence[int] | Sequence[float]) -> bytes:
+    """Returns an example with the features `image` (bytes) and `label` (int64 list, or float list if it has floats)."""
     example = Example()
     features = example.features.feature
     features.add(key="image").value.bytes_list.value.append(image)
-    features.add(key="label").value.int64_list.value.extend(labels)
+    label = features.add(key="label").value
+    (label.float_list if any(isinstance(one, float) for one in labels) else label.int64_list).value.extend(labels)
     return example.SerializeToString()
 
 
@@ -60,17 +61,30 @@ def parse_example(record: bytes, reads_labels: bool = True) -> tuple[bytes, list
     Raises:
         ValueError: the record is not an example, or lacks a feature.
     """
+    image, label = _read_features(record, ("image", "label") if reads_labels else ("image",))
+    if label and (label.HasField("bytes_list") or label.HasField("float_list")):
+        raise ValueError("its feature label must be a list of int64")
+    return image, list(label.int64_list.value) if label else None
+
+
+def parse_numbers(record: bytes) -> tuple[bytes, list[float]]:
+    """Returns the features `image` and `label`, a list of floats, of an example; raises as `parse_example`."""
+    image, label = _read_features(record, ("image", "label"))
+    if not label.HasField("float_list"):
+        raise ValueError("its feature label must be a list of floats")
+    return image, list(label.float_list.value)
+
+
+def _read_features(record: bytes, names: tuple[str, ...]) -> tuple[bytes, Any]:
+    """Returns the image and the feature `label`, or None if that is not among the `names` of needed features."""
     try:
         features = {entry.key: entry.value for entry in Example.FromString(record).features.feature}
     except ProtobufError:
         raise ValueError("it is not a tf.train.Example") from None
-    names = ("image", "label") if reads_labels else ("image",)
     if not set(names) <= set(features):
         found = ", ".join(sorted(features)) or "none"
         raise ValueError(f"it needs the features {' and '.join(names)}, but has {found}")
-    if reads_labels and (features["label"].HasField("bytes_list") or features["label"].HasField("float_list")):
-        raise ValueError("its feature label must be a list of int64")
     images = features["image"].bytes_list.value
     if len(images) != 1:
         raise ValueError("its feature image must be one byte string")
-    return images[0], list(features["label"].int64_list.value) if reads_labels else None
+    return images[0], features["label"] if "label" in names else None

@@ -5,20 +5,22 @@ The format, which `python -m vit_jax.pack` and other programs can write:
 * Shards are named `SPLIT-00000-of-00016.array_record` and lie in one folder. A split consists of its shards in order.
 * A record is a serialised tf.train.Example. Its feature `image` is one JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file
   (bytes). The image must be upright, since its EXIF orientation is not applied. The pixels of a PPM file are used
-  without a copy. The feature `label` is an int64 list: one label, or, in multi-label data, any number of labels.
+  without a copy. The feature `label` is an int64 list: one label, or, in multi-label data, any number of labels. For
+  regression it is a float list.
 * `info.json` beside the shards contains
     version: 1
     name: the name of the data set
     num_classes: the labels are 0 to num_classes - 1
     class_names: the names of the classes in the order of the labels, or null
     max_labels: the most different labels of an image in multi-label data; null: each image has exactly one label
+    has_numbers: true for regression: an image has num_classes numbers, whose names are class_names; else absent
     splits: split -> [{"name": file name of a shard, "records": number of its records, "bytes": size of its file}, ...];
       if images were left out, also "left_out": [{"index": in the packed split, "error": why it is unreadable}, ...] or
       "duplicates": [{"index": in the packed split, "split" and "image": the image that it resembles, "distance": in
       bits}, ...];
       if image files were packed, also "files": a text that changes with their sizes or times
     label_counts: split -> [number of images of each class]; `SPLIT-labels.npy` beside it then has the label of each
-      record; absent: the labels were not counted
+      record; absent: the labels were not counted; for regression the lists are empty
     made_from: what was packed: "source" as in config.data.source, "fingerprints" of its splits, and the settings
 
   `python -m vit_jax.describe array_record:FOLDER --num-classes=N` writes `info.json` for shards that lack it. Without
@@ -38,13 +40,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float32, Int64, Shaped
 
 from vit_jax import UserError, first_names, user_errors
 from vit_jax.data import shards
+from vit_jax.data.images import EncodedImage
 from vit_jax.data.sources.file_pattern import FoundFile
 from vit_jax.data.sources.sharded import (
     Description,
+    OpenShard,
     ShardedSplits,
     check_example,
     count_splits,
@@ -170,6 +174,20 @@ def read_packed(reader: shards.ShardReader, row: int, name: str, reads_labels: b
     return shards.parse_example(reader.read(row), reads_labels)
 
 
+def read_numbered(
+    splits: ShardedSplits, count: int, split: str, index: int, open_shard: OpenShard = shards.cached_reader
+) -> tuple[EncodedImage, Float32[np.ndarray, " targets"]]:
+    """Returns (image, its `count` numbers) number `index` of a split; raises as `read_labelled`."""
+
+    def read_record(reader: shards.ShardReader, row: int, name: str) -> tuple[bytes, list[float]]:
+        return shards.parse_numbers(reader.read(row))
+
+    (image, numbers), name = splits.read(split, index, open_shard, read_record)
+    if len(numbers) != count:
+        raise UserError(f"{name} has {len(numbers)} numbers, but {count} are expected")
+    return EncodedImage(image, name), np.array(numbers, np.float32)
+
+
 def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     """Opens ArrayRecord shards. The EXIF orientation is not applied, as in published results.
 
@@ -201,15 +219,19 @@ def open_records(source_config: SourceConfig, name: str, split: str) -> Source:
     parts = tuple(select_examples(split, splits.counts))
     index = LabelIndex(shard_set.folder, existing, splits.counts, manifest)
     read_record = partial(read_packed, reads_labels=source_config.reads_labels)
+    read_example = partial(read_labelled, splits, read_record, manifest.num_classes, manifest.max_labels)
+    if manifest.has_numbers:
+        read_example = partial(read_numbered, splits, manifest.num_classes)
     return Source(
         name=f"array_record:{manifest.name}",
         parts=parts,
         sizes=splits.counts,
-        read_example=partial(read_labelled, splits, read_record, manifest.num_classes, manifest.max_labels),
+        read_example=read_example,
         num_classes=manifest.num_classes,
         class_names=manifest.class_names or None,
         digest=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
         max_labels=manifest.max_labels,
+        has_numbers=manifest.has_numbers,
         file_stamp=splits.file_stamp,
         split_labels=index.split_labels if index.is_complete else None,
         split_counts=index.split_counts if index.is_complete else None,
@@ -228,17 +250,19 @@ class LabelIndex:
         """Takes the folder of the shards, the name of each split there, and the number of its records."""
         self._folder, self._wholes, self._records = folder, dict(wholes), dict(records)
         self._num_classes, self._counts = manifest.num_classes, manifest.label_counts
-        self._labels = dict[str, Int32[np.ndarray, " n *max_labels"]]()
+        self._has_numbers = manifest.has_numbers
+        self._labels = dict[str, Shaped[np.ndarray, " n *labels"]]()
         self.is_complete = all(whole in manifest.label_counts for whole in wholes.values())
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what a worker process needs; it reads no labels here."""
         return vars(self) | {"_labels": {}}
 
-    def split_labels(self, split: str) -> Int32[np.ndarray, " n *max_labels"]:
+    def split_labels(self, split: str) -> Shaped[np.ndarray, " n *labels"]:
         """Returns the labels of all records of a split; raises UserError if their file is not as it was written."""
         if split not in self._labels:
-            self._labels[split] = shards.read_label_index(self._folder, self._wholes[split], self._records[split])
+            place = self._folder, self._wholes[split], self._records[split]
+            self._labels[split] = shards.read_label_index(*place, self._has_numbers)
         return self._labels[split]
 
     def split_counts(self, split: str, rows: Rows) -> Int64[np.ndarray, " classes"]:

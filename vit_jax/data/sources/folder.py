@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Shaped
 
 from vit_jax import UserError, first_names, nearest_path, tell, user_errors
 from vit_jax.data.images import IMAGE_SUFFIXES, EncodedImage, ImageHeader, read_image
 from vit_jax.data.sources import label_files
-from vit_jax.data.sources.source import Source, SourceConfig, compose, stamp_files, stamp_versions
+from vit_jax.data.sources.source import Label, Source, SourceConfig, compose, stamp_files, stamp_versions
 from vit_jax.data.sources.splits import (
     SPLIT_WORDS,
     canonical_name,
@@ -180,7 +180,79 @@ class FolderTree:
         return filesystem.read_bytes(self.full_path(path)).decode("utf-8-sig", "surrogateescape")
 
 
-class ImageFolder:
+class FolderFiles:
+    """Image files of some splits below a folder, with a label each, as a `Source` reads them.
+
+    Attributes:
+        root: the absolute path of the folder, local or remote.
+        files: split -> the paths of its files relative to the root, bytes [n].
+        labels: split -> the labels of its files [n, ...].
+        counts: split -> number of its files.
+        versions: for a remote root, split -> the versions of its files, as the store listed them.
+        digest: a hash of the relative paths and labels of the splits, in order.
+    """
+
+    def __init__(self, tree: FolderTree, listed: Mapping[str, tuple[np.ndarray, np.ndarray]]):
+        """Takes split -> (files, labels), both in the order of the split."""
+        self.root = tree.root
+        self.files = {name: files for name, (files, _) in listed.items()}
+        self.labels = {name: labels for name, (_, labels) in listed.items()}
+        self.counts = {name: len(files) for name, files in self.files.items()}
+        if "validation" in self.counts:
+            self.counts["val"] = self.counts["validation"]
+        self.versions = {
+            name: np.array([stamp_versions([tree.versions[os.fsdecode(bytes(path))]]) for path in files])
+            for name, files in self.files.items()
+            if tree.remote is not None
+        }
+        digest = hashlib.sha256()
+        for name in listed:
+            digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
+        self.digest = digest.hexdigest()
+
+    def read_example(self, split: str, index: int) -> tuple[EncodedImage, Label]:
+        """Returns (image, label) number `index` of a split.
+
+        Raises:
+            DecodeError: the file is unreadable.
+            UserError: the store of a remote file does not give it.
+        """
+        return read_image(self.path(split, index)), self.read_label(split, index)
+
+    def read_header(self, split: str, index: int) -> ImageHeader:
+        """Returns the header of file `index` of a split; the files must be local.
+
+        Raises:
+            DecodeError: see `ImageHeader.read`.
+        """
+        return ImageHeader.read(self.path(split, index))
+
+    def split_labels(self, split: str) -> Shaped[np.ndarray, " n *labels"]:
+        """Returns the labels of all files of a split."""
+        return self.labels[canonical_name(split)]
+
+    def read_label(self, split: str, index: int) -> Label:
+        """Returns the label of file `index` of a split."""
+        label = self.labels[canonical_name(split)][index]
+        return label if np.ndim(label) else int(label)
+
+    def read_name(self, split: str, index: int) -> str:
+        """Returns the path of file `index` of a split, relative to the root."""
+        return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
+
+    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
+        """Returns a short text that changes when these files are replaced."""
+        if self.versions:  # as the store listed them, which saves a request for each file
+            versions = self.versions[canonical_name(split)]
+            return stamp_versions(str(versions[index]) for index in indices)
+        return stamp_files(self.path(split, index) for index in indices)
+
+    def path(self, split: str, index: int) -> str:
+        """Returns the full path of file `index` of a split."""
+        return os.path.join(self.root, self.read_name(split, index))
+
+
+class ImageFolder(FolderFiles):
     """Image files of some splits of a folder, labelled unless labels are not needed.
 
     The name of a folder is a class. The label of a class is its place among the sorted class names of `train`. Images
@@ -190,11 +262,9 @@ class ImageFolder:
     path), so a slice such as `train[:90%]` is not a slice of the classes, and the order stays nearly the same when
     files are added.
 
-    Attributes:
-        counts: split -> number of its files, for each split that was listed.
+    Attributes, besides those of `FolderFiles`:
         class_names: sorted names of the classes.
         class_words: `class_names` with a description in words, where a file beside the splits has one.
-        digest: a hash of the relative paths and labels of the listed splits, in order.
         split_names: the names of all splits that have labels: those of their folders, if these are names of splits.
         read_as: which folders are read as splits by other names, see `describe_splits`.
         notes: a line for each split listed that has a label file or files that are skipped.
@@ -212,11 +282,10 @@ class ImageFolder:
             UserError: the folder is missing, empty or has another layout, or a split has no labels and needs them.
         """
         tree = FolderTree(root)
-        self.root = tree.root
         folders = find_splits(tree, needs_labels)
         self.read_as = describe_splits(folders)
         for name in splits:
-            resolve_name(name, folders, f"split of the folder {self.root}")
+            resolve_name(name, folders, f"split of the folder {tree.root}")
         splits = list(map(canonical_name, splits))
         # Labels are those of training, even if only another split is read.
         self.class_names = list_classes(tree, folders.get("train", folders[splits[0]]), needs_labels)
@@ -230,21 +299,9 @@ class ImageFolder:
         self.notes: list[str] = []
         texts = [tree.read_text(path) for path in tree.files_beside_splits() if path.rpartition("/")[2] in CLASS_WORDS]
         self.class_words = label_files.names_in_words(self.class_names, texts)
-        listed = {name: self.list_split(name, folders[name], tree, name not in unlabelled) for name in splits}
-        self.files = {name: files for name, (files, _) in listed.items()}
-        self.labels = {name: labels for name, (_, labels) in listed.items()}
-        self.counts = {name: len(files) for name, files in self.files.items()}
-        if "validation" in self.counts:
-            self.counts["val"] = self.counts["validation"]
-        self.versions = {
-            name: np.array([stamp_versions([tree.versions[os.fsdecode(bytes(path))]]) for path in files])
-            for name, files in self.files.items()
-            if tree.remote is not None
-        }
-        digest = hashlib.sha256()
-        for name in splits:
-            digest.update(self.files[name].tobytes() + self.labels[name].tobytes())
-        self.digest = digest.hexdigest()
+        super().__init__(
+            tree, {name: self.list_split(name, folders[name], tree, name not in unlabelled) for name in splits}
+        )
 
     def list_split(self, split: str, folder: str, tree: FolderTree, has_labels: bool) -> tuple[np.ndarray, np.ndarray]:
         """Returns the files (bytes, relative to the root) and the labels of a split, in their mixed order."""
@@ -268,10 +325,7 @@ class ImageFolder:
             left_out = f"; skipped: {reasons}" if reasons else ""
             self.notes.append(f"{tree.full_path(folder)}: {len(classes):,} images{labelled}{left_out}")
         label_of = {name: label for label, name in enumerate(self.class_names)} | {None: -1}
-        paths = [os.fsencode(path) for path in classes]
-        labels = np.array([label_of[name] for name in classes.values()], np.int32)
-        order = np.argsort([hashlib.sha256(path).digest() for path in paths])
-        return np.array(paths)[order], labels[order]
+        return mix_files([*classes], np.array([label_of[name] for name in classes.values()], np.int32))
 
     def classes_by_folder(
         self, split: str, folder: str, tree: FolderTree, skipped: collections.Counter[str]
@@ -298,45 +352,12 @@ class ImageFolder:
             raise UserError(f"these classes of {path} contain no images ({suffixes}): {first_names(empty)}")
         return classes
 
-    def read_example(self, split: str, index: int) -> tuple[EncodedImage, int]:
-        """Returns (image, label) number `index` of a split.
 
-        Raises:
-            DecodeError: the file is unreadable.
-            UserError: the store of a remote file does not give it.
-        """
-        return read_image(self.path(split, index)), self.read_label(split, index)
-
-    def read_header(self, split: str, index: int) -> ImageHeader:
-        """Returns the header of file `index` of a split; the files must be local.
-
-        Raises:
-            DecodeError: see `ImageHeader.read`.
-        """
-        return ImageHeader.read(self.path(split, index))
-
-    def split_labels(self, split: str) -> Int[np.ndarray, " n"]:
-        """Returns the labels of all files of a split."""
-        return self.labels[canonical_name(split)]
-
-    def read_label(self, split: str, index: int) -> int:
-        """Returns the label of file `index` of a split."""
-        return int(self.labels[canonical_name(split)][index])
-
-    def read_name(self, split: str, index: int) -> str:
-        """Returns the path of file `index` of a split, relative to the root."""
-        return os.fsdecode(bytes(self.files[canonical_name(split)][index]))
-
-    def file_stamp(self, split: str, indices: Sequence[int]) -> str:
-        """Returns a short text that changes when these files are replaced."""
-        if self.versions:  # as the store listed them, which saves a request for each file
-            versions = self.versions[canonical_name(split)]
-            return stamp_versions(str(versions[index]) for index in indices)
-        return stamp_files(self.path(split, index) for index in indices)
-
-    def path(self, split: str, index: int) -> str:
-        """Returns the full path of file `index` of a split."""
-        return os.path.join(self.root, self.read_name(split, index))
+def mix_files(paths: Sequence[str], labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns paths, as bytes, and their labels, both in the order of a hash of each path."""
+    encoded = [os.fsencode(path) for path in paths]
+    order = np.argsort([hashlib.sha256(path).digest() for path in encoded])
+    return np.array(encoded)[order], labels[order]
 
 
 def open_folder(source_config: SourceConfig, name: str, split: str) -> Source:

@@ -83,7 +83,10 @@ def describe_folds(source: Source, split: str) -> list[str]:
     """Returns a line for the user if the folds that a split names are not stratified by class."""
     if not any(divide_folds(split)[1]) or known_labels(source) is not None:
         return []
-    why = "an image may have several labels" if source.max_labels else "labels are not known without reading images"
+    if source.max_labels or source.has_numbers:
+        why = "an image may have several labels" if source.max_labels else "images have numbers"
+    else:
+        why = "labels are not known without reading images"
     return [f"The folds of {split} are drawn without regard to classes: {why}."]
 
 

@@ -13,8 +13,8 @@ from vit_jax.data import shards
 from vit_jax.data.sources import folds, image_lists, splits
 from vit_jax.data.sources.array_record import describe_records, list_record_splits, open_records
 from vit_jax.data.sources.builtin import open_digits, open_synthetic
-from vit_jax.data.sources.folder import list_folder_splits, open_folder
 from vit_jax.data.sources.image_files import open_image_files
+from vit_jax.data.sources.labelled_folder import FIRST, list_any_folder_splits, open_any_folder
 from vit_jax.data.sources.mixture import change_sources, mix_sources, parse_mixture, read_renaming
 from vit_jax.data.sources.npz_file import list_npz_splits, open_npz
 from vit_jax.data.sources.parquet import list_hub_splits, list_parquet_splits, open_hub, open_parquet
@@ -26,8 +26,9 @@ from vit_jax.data.sources.webdataset import describe_tars, list_webdataset_split
 from vit_jax.storage import filesystem
 
 ANY_CLASSES = 2**31 - 1  # more than any data have
-OPTIONS = re.compile(r"(,(label|image|classes)=[^,]*)+$")  # of a source that lies in files
-CLASSES = re.compile(r"(?<=,classes=)[^,]+")  # among these options
+# Options of a source that lies in files, and those among them that name a file.
+OPTIONS = re.compile(r"(,(label|image|classes|table|separator|targets)=[^,]*)+$")
+OPTION_FILES = re.compile(r"(,(?:classes|table)=)([^,]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,7 @@ KINDS = {
         describe=describe_records,
     ),
     "digits": SourceKind(open_digits, lambda source_config, name: ["train", "test"]),
-    "folder": SourceKind(open_folder, list_folder_splits, "PATH", "where the images lie", is_path=True),
+    "folder": SourceKind(open_any_folder, list_any_folder_splits, "PATH", "where the images lie", is_path=True),
     "hf": SourceKind(
         open_hub, list_hub_splits, "//datasets/OWNER/NAME", "which dataset of the Hugging Face hub", in_shards=True
     ),
@@ -248,13 +249,13 @@ def change_paths(source: str, change: Callable[[str], str], change_file: Callabl
     Args:
         source: the data source. One whose name is no path is returned as it is.
         change: returns the new path of a folder or file with examples; in a mixture, of each part.
-        change_file: returns the new path of a file of class names, or in a mixture of a renaming of classes.
+        change_file: returns the new path of a file of class names or labels, or in a mixture of a renaming of classes.
     """
 
     def change_part(part: str) -> str:
         kind, colon, name = part.partition(":")
         path = OPTIONS.sub("", name)
-        options = CLASSES.sub(lambda match: change_file(match[0]), name[len(path) :])
+        options = OPTION_FILES.sub(lambda match: match[1] + change_file(match[2]), name[len(path) :])
         return f"{kind}{colon}{change(path) if kind in KINDS and KINDS[kind].is_path else path}{options}"
 
     return change_sources(source, change_part, change_file)
@@ -265,9 +266,9 @@ def source_label(source: str) -> str:
 
     Examples are `tfds:cifar100` -> cifar100 and `folder:data/pets` -> pets.
     """
-    kind, colon, rest = source.partition(":")
+    kind, colon, rest = source.partition(FIRST)[0].partition(":")
     rest = rest.rstrip("/").rpartition("/")[2] if kind in KINDS and KINDS[kind].is_path else rest
-    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source).strip("_")
+    return re.sub(r"\W+", "_", rest if kind.isidentifier() and colon else source.partition(FIRST)[0]).strip("_")
 
 
 def is_in_shards(source: str) -> bool:

@@ -97,8 +97,9 @@ def check_single_class(table: Sequence[Sequence[str]], columns: tuple[int, int],
     ]
     if columns[1] in flags and len(flags) > 1:
         raise UserError(
-            f"{name} has {len(flags)} columns of 0 and 1, so that its classes may have a column each; write one column "
-            "label with the name of the class of each image"
+            f"{name} has {len(flags)} columns of 0 and 1, so that its classes may have a column each; if an image may "
+            f"have several, write ,table={name} after the data source; else write one column label with the name of "
+            "the class of each image"
         )
 
 

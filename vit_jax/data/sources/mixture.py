@@ -200,6 +200,8 @@ def mix_sources(
     as_before = names == shown and len(class_ids or ()) == len(dict.fromkeys(itertools.chain(*filter(None, names))))
     if len({source.max_labels for source in sources}) > 1:
         raise UserError("the parts of a mixture must all have one label an image, or all the same max_labels")
+    if any(source.has_numbers for source in sources):
+        raise UserError("a mixture joins classes, but a part has numbers to learn; train on one source")
     examples = MixedExamples(tuple(sources), labels)
     return Source(
         name="mix" if as_before else "mix with its classes joined by id or in one Unicode form",

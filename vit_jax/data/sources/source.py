@@ -1,8 +1,9 @@
 """The one form that all sources of examples have.
 
 A source is indexed like a list and gives `{"image": ..., "label": ...}`. The image is RGB uint8 [height, width, 3], or
-an `EncodedImage`. The label is an int or, in multi-label data, an array. A label of -1 says that an image has none, as
-in the test splits of TFDS. Sources can be pickled, so worker processes can read them.
+an `EncodedImage`. The label is an int or, in multi-label data, an array; for regression it is an array of numbers. A
+label of -1 says that an image has none, as in the test splits of TFDS. Sources can be pickled, so worker processes can
+read them.
 """
 
 import bisect
@@ -18,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Int, Int32, Int64
+from jaxtyping import Float32, Int32, Int64, Shaped
 
 from vit_jax import UserError, format_rounded_up, printable
 from vit_jax.data import images, shards
 from vit_jax.data.sources import splits
 from vit_jax.storage import cache, filesystem
 
-Label: TypeAlias = int | Int32[np.ndarray, " max_labels"]
+Label: TypeAlias = int | Int32[np.ndarray, " max_labels"] | Float32[np.ndarray, " targets"]
 Example: TypeAlias = tuple[images.RGB | images.EncodedImage, Label]
 ClassNames: TypeAlias = tuple[str, ...]
 ID_IN_BRACKETS = re.compile(r".* \[(\S+)\]")
@@ -132,11 +133,13 @@ class Source:
         digest: a text that identifies what the name does not, such as the list of files.
         max_labels: the most labels of an image in multi-label data, where a label is an array of this length, each
             class once, padded with -1; None: every image has one label.
+        has_numbers: whether a label is an array of `num_classes` numbers, the targets of regression, whose names are
+            `class_names`; NaN where an image has none.
         file_stamp: (whole split, indices in it) -> a short text that changes when files of the same names change, see
             `stamp_files`; None where the digest covers the contents.
         read_label: (whole split, index in it) -> label, where it is known without reading the image; else None.
-        split_labels: whole split -> labels of all its examples, [n] or [n, max_labels], where they are known without
-            reading an image; else None.
+        split_labels: whole split -> labels of all its examples, [n], [n, max_labels] or [n, targets], where they are
+            known without reading an image; else None.
         split_counts: (whole split, some of its examples) -> the number of images of each class, where that is known
             without the labels; else None.
         read_header: (whole split, index in it) -> header of the image, where it is a local file of its own; else None.
@@ -160,9 +163,10 @@ class Source:
     class_names: tuple[str, ...] | None = None
     digest: str = ""
     max_labels: int | None = None
+    has_numbers: bool = False
     file_stamp: Callable[[str, Sequence[int]], str] | None = None
     read_label: Callable[[str, int], Label] | None = None
-    split_labels: Callable[[str], Int[np.ndarray, " n *max_labels"]] | None = None
+    split_labels: Callable[[str], Shaped[np.ndarray, " n *labels"]] | None = None
     split_counts: Callable[[str, splits.Rows], Int64[np.ndarray, " classes"]] | None = None
     read_header: Callable[[str, int], images.ImageHeader] | None = None
     read_name: Callable[..., str] | None = None
@@ -194,7 +198,7 @@ class Source:
         """Returns (image, label) number `row` of a whole split; takes what `read_example` takes, raises as an index."""
         image, label = self.read_example(split, row, **opening)
         name = image.name if isinstance(image, images.EncodedImage) else f"image {row}"
-        check_range(label_list(label), self.num_classes, f"{name} of the split {split}", self.needs_labels)
+        self.check_label(label, f"{name} of the split {split}")
         return image, label
 
     def label(self, index: int) -> Label:
@@ -203,10 +207,24 @@ class Source:
         if not self.read_label:
             return self.read(split, row)[1]
         label = self.read_label(split, row)
-        check_range(label_list(label), self.num_classes, f"image {row} of the split {split}", self.needs_labels)
+        self.check_label(label, f"image {row} of the split {split}")
         return label
 
-    def labels(self) -> Int[np.ndarray, " n *max_labels"] | None:
+    @property
+    def blank_label(self) -> np.ndarray:
+        """The label of a row that stands for no example: zeros int32, [max_labels] or [], or float32 [targets]."""
+        if self.has_numbers:
+            return np.zeros(self.num_classes, np.float32)
+        return np.zeros(() if self.max_labels is None else self.max_labels, np.int32)
+
+    def check_label(self, label: Label, name: str) -> None:
+        """Raises UserError if a label, of the image `name`, is not one of the classes, or is missing and needed."""
+        if not self.has_numbers:
+            check_range(label_list(label), self.num_classes, name, self.needs_labels)
+        elif self.needs_labels and not np.isfinite(label).all():
+            raise UserError(f"{name} has no numbers to learn; choose only splits whose images have them")
+
+    def labels(self) -> Shaped[np.ndarray, " n *labels"] | None:
         """Returns the labels of all examples, or None where they are not known without reading images."""
         if self.split_labels is None:
             return None
@@ -224,8 +242,11 @@ class Source:
         return np.bincount(labels[labels >= 0].ravel(), minlength=self.num_classes)
 
     def class_counts(self) -> Int64[np.ndarray, " classes"] | None:
-        """Returns the number of images of each class, or None where it is not known without reading images."""
-        if self.split_labels is None and self.split_counts is None:
+        """Returns the number of images of each class, or None where it is not known without reading images.
+
+        It is None too where labels are numbers.
+        """
+        if self.has_numbers or (self.split_labels is None and self.split_counts is None):
             return None
         return np.sum([self.count_rows(split, rows) for split, rows in self.parts], axis=0)
 
@@ -349,6 +370,7 @@ class Source:
         """A short text that differs when the data set, version, split, count, files or class names differ."""
         names = self.class_ids or self.class_names
         identity = repr((self.name, self.parts, len(self), self.num_classes, names, self.digest))
+        identity += "numbers" if self.has_numbers else ""
         return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
@@ -498,6 +520,5 @@ def describe_classes(source: Source) -> str:
     names = source.class_names or ()
     first = ", ".join(printable(name, SHOWN_CHARACTERS) for name in names[:SHOWN_NAMES])
     shown = f": {first}{', ...' if len(names) > SHOWN_NAMES else ''}" if names else " without names"
-    return (
-        f"{len(source):,} images of {source.num_classes:,} {'class' if source.num_classes == 1 else 'classes'}{shown}"
-    )
+    one, several = ("number", "numbers") if source.has_numbers else ("class", "classes")
+    return f"{len(source):,} images of {source.num_classes:,} {one if source.num_classes == 1 else several}{shown}"
