@@ -22,6 +22,7 @@ CAPTIONS = {
     "program": "config to device programs",
     "inference": "functions of the weights",
     "step": "one update",
+    "shared_step": "one update for a sweep's runs",
     "tasks": "objectives",
     "optim": "schedule and optimizers",
     "sharding": "mesh and placement tables",
