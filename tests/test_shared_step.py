@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import slow_but
-from vit_jax import optim, shared_step
+from vit_jax import UserError, optim, shared_step
 from vit_jax.config import OPTIMIZERS, resolve_config
 from vit_jax.program import program_without_data
 
@@ -38,6 +38,8 @@ def test_what_only_scales_updates_makes_no_other_program(tiny, monkeypatch):
     others |= {"grad_norm_clip": 2.0, "accum_steps": 2, "optim.name": "lion", "optim.sam_rho": 0.1}
     for field, value in others.items():
         assert share(field, value)[0] != base, field
+    with pytest.raises(UserError, match=r"too many for step_numbers=arguments, .*; choose at most 67,108,864, or set"):
+        share("total_steps", 2**31 - 1)
 
 
 @pytest.mark.parametrize("name", slow_but(("adamw", "adafactor"), OPTIMIZERS))

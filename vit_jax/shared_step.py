@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import sharding
+from vit_jax import UserError, sharding
 from vit_jax.config import flatten_config
 from vit_jax.model import Model
 from vit_jax.optim import Decay, LearningRate, make_schedule
@@ -31,6 +31,7 @@ READ = ("seed", "base_lr", "grad_norm_clip", "accum_steps", "adapt", "optim")
 DECAYS = ("optim.beta1", "optim.beta2", "optim.momentum", "optim.ema_decay")
 SMOOTHING = "task.label_smoothing"
 ALWAYS = ("seed", "base_lr")  # are arguments whatever they are; a 0 of the others leaves a part of the program out
+MOST_STEPS = 2**26  # whose learning rates take 256 MB on each device
 ARGUMENTS = (*ALWAYS, *DECAYS, "optim.eps", "optim.weight_decay", SMOOTHING)
 
 
@@ -104,7 +105,15 @@ def share_step(program: Program, config: ConfigDict) -> Program:
     Args:
         program: the program of a run.
         config: the configuration of the run, whose durations are in steps.
+
+    Raises:
+        UserError: the run has too many steps to keep their learning rates.
     """
+    if config.total_steps > MOST_STEPS:
+        raise UserError(
+            f"total_steps={config.total_steps} is too many for step_numbers=arguments, which keeps the learning rate "
+            f"of each step; choose at most {MOST_STEPS:,}, or set --config.step_numbers=constants."
+        )
     teacher, numbers = program.teacher, make_arguments(config).numbers
     constants = ConfigDict({name: config[name] for name in READ}).copy_and_resolve_references()
     definition = StepDefinition(
