@@ -114,24 +114,28 @@ def share_step(program: Program, config: ConfigDict) -> Program:
             f"total_steps={config.total_steps} is too many for step_numbers=arguments, which keeps the learning rate "
             f"of each step; choose at most {MOST_STEPS:,}, or set --config.step_numbers=constants."
         )
-    teacher, numbers = program.teacher, make_arguments(config).numbers
+    teacher, own = program.teacher, make_arguments(config)
     constants = ConfigDict({name: config[name] for name in READ}).copy_and_resolve_references()
     definition = StepDefinition(
-        config=_replace_fields(constants, dict.fromkeys(numbers)),
+        config=_replace_fields(constants, dict.fromkeys(own.numbers)),
         mesh=program.mesh,
         model=program.model,
-        task=_smooth(program.task, 0.0) if SMOOTHING in numbers else program.task,
+        task=_smooth(program.task, 0.0) if SMOOTHING in own.numbers else program.task,
         teacher=teacher.model if teacher else None,
         shardings=(program.state_shardings, program.batch_sharding, *([teacher.params_shardings] if teacher else [])),
         compiler_options=tuple(sorted(program.compiler_options.items())),
     )
     step, replicated = _compile_once(definition), NamedSharding(program.mesh, P())
 
-    def bind(final_steps: tuple[int, int] | None = None) -> Callable[..., tuple[TrainState, StepMetrics]]:
-        arguments = jax.jit(_same, out_shardings=replicated)(make_arguments(config, final_steps))
-        return lambda state, batch, *teacher_params: step(state, batch, arguments, *teacher_params)
+    def bind(arguments: StepArguments) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        placed = jax.jit(_same, out_shardings=replicated)(arguments)
+        return lambda state, batch, *teacher_params: step(state, batch, placed, *teacher_params)
 
-    return dataclasses.replace(program, train_step=bind(), final_step=functools.cache(lambda *ends: bind(ends)))
+    @functools.cache
+    def final_step(begin: int, end: int) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        return bind(make_arguments(config, (begin, end)))
+
+    return dataclasses.replace(program, train_step=bind(own), final_step=final_step)
 
 
 def _smooth(task: Any, label_smoothing: jax.typing.ArrayLike) -> Task:
