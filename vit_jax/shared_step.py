@@ -23,7 +23,7 @@ from vit_jax.model import Model
 from vit_jax.optim import Decay, LearningRate, make_schedule
 from vit_jax.program import Program, make_train_step
 from vit_jax.step import StepMetrics, TrainState
-from vit_jax.tasks import Batch, Task
+from vit_jax.tasks import Batch, Classify, Task
 from vit_jax.tree import ArrayTree
 
 # What a step reads of the configuration, besides the fields of the schedule.
@@ -138,8 +138,8 @@ def share_step(program: Program, config: ConfigDict) -> Program:
     return dataclasses.replace(program, train_step=bind(own), final_step=final_step)
 
 
-def _smooth(task: Any, label_smoothing: jax.typing.ArrayLike) -> Task:
-    return dataclasses.replace(task, label_smoothing=label_smoothing)
+def _smooth(task: Task, label_smoothing: jax.typing.ArrayLike) -> Task:
+    return dataclasses.replace(task, label_smoothing=label_smoothing) if isinstance(task, Classify) else task
 
 
 def _same(arguments: StepArguments) -> StepArguments:
