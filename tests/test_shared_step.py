@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import slow_but
-from vit_jax import optim, shared_step
+from vit_jax import UserError, optim, shared_step
 from vit_jax.config import OPTIMIZERS, resolve_config
 from vit_jax.program import program_without_data
 
@@ -34,10 +34,15 @@ def test_what_only_scales_updates_makes_no_other_program(tiny, monkeypatch):
         assert (found, hash(found)) == (base, hash(base)), field
         shapes = [jax.tree.map(jnp.shape, each) for each in (arguments, given)]
         assert shapes[0] == shapes[1], field
+    early = shared_step.share_step(program, changed(tiny, "decay_type", "constant")).final_step(4, 8)
+    found, (*_, given) = early(None, None)  # the cooldown of an early end
+    assert found == base and given.relative_lr[:9].tolist() == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
     others = {"optim.weight_decay": 0.0, "optim.ema_decay": 0.0, "optim.beta1": 0.0, "task.label_smoothing": 0.0}
     others |= {"grad_norm_clip": 2.0, "accum_steps": 2, "optim.name": "lion", "optim.sam_rho": 0.1}
     for field, value in others.items():
         assert share(field, value)[0] != base, field
+    with pytest.raises(UserError, match=r"too many for step_numbers=arguments, .*; choose at most 67,108,864, or set"):
+        share("total_steps", 2**31 - 1)
 
 
 @pytest.mark.parametrize("name", slow_but(("adamw", "adafactor"), OPTIMIZERS))

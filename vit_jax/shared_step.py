@@ -17,13 +17,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
-from vit_jax import sharding
+from vit_jax import UserError, sharding
 from vit_jax.config import flatten_config
 from vit_jax.model import Model
 from vit_jax.optim import Decay, LearningRate, make_schedule
 from vit_jax.program import Program, make_train_step
 from vit_jax.step import StepMetrics, TrainState
-from vit_jax.tasks import Batch, Task
+from vit_jax.tasks import Batch, Classify, Task
 from vit_jax.tree import ArrayTree
 
 # What a step reads of the configuration, besides the fields of the schedule.
@@ -31,6 +31,7 @@ READ = ("seed", "base_lr", "grad_norm_clip", "accum_steps", "adapt", "optim")
 DECAYS = ("optim.beta1", "optim.beta2", "optim.momentum", "optim.ema_decay")
 SMOOTHING = "task.label_smoothing"
 ALWAYS = ("seed", "base_lr")  # are arguments whatever they are; a 0 of the others leaves a part of the program out
+MOST_STEPS = 2**26  # whose learning rates take 256 MB on each device
 ARGUMENTS = (*ALWAYS, *DECAYS, "optim.eps", "optim.weight_decay", SMOOTHING)
 
 
@@ -104,29 +105,41 @@ def share_step(program: Program, config: ConfigDict) -> Program:
     Args:
         program: the program of a run.
         config: the configuration of the run, whose durations are in steps.
+
+    Raises:
+        UserError: the run has too many steps to keep their learning rates.
     """
-    teacher, numbers = program.teacher, make_arguments(config).numbers
+    if config.total_steps > MOST_STEPS:
+        raise UserError(
+            f"total_steps={config.total_steps} is too many for step_numbers=arguments, which keeps the learning rate "
+            f"of each step; choose at most {MOST_STEPS:,}, or set --config.step_numbers=constants."
+        )
+    teacher, own = program.teacher, make_arguments(config)
     constants = ConfigDict({name: config[name] for name in READ}).copy_and_resolve_references()
     definition = StepDefinition(
-        config=_replace_fields(constants, dict.fromkeys(numbers)),
+        config=_replace_fields(constants, dict.fromkeys(own.numbers)),
         mesh=program.mesh,
         model=program.model,
-        task=_smooth(program.task, 0.0) if SMOOTHING in numbers else program.task,
+        task=_smooth(program.task, 0.0) if SMOOTHING in own.numbers else program.task,
         teacher=teacher.model if teacher else None,
         shardings=(program.state_shardings, program.batch_sharding, *([teacher.params_shardings] if teacher else [])),
         compiler_options=tuple(sorted(program.compiler_options.items())),
     )
     step, replicated = _compile_once(definition), NamedSharding(program.mesh, P())
 
-    def bind(final_steps: tuple[int, int] | None = None) -> Callable[..., tuple[TrainState, StepMetrics]]:
-        arguments = jax.jit(_same, out_shardings=replicated)(make_arguments(config, final_steps))
-        return lambda state, batch, *teacher_params: step(state, batch, arguments, *teacher_params)
+    def bind(arguments: StepArguments) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        placed = jax.jit(_same, out_shardings=replicated)(arguments)
+        return lambda state, batch, *teacher_params: step(state, batch, placed, *teacher_params)
 
-    return dataclasses.replace(program, train_step=bind(), final_step=functools.cache(lambda *ends: bind(ends)))
+    @functools.cache
+    def final_step(begin: int, end: int) -> Callable[..., tuple[TrainState, StepMetrics]]:
+        return bind(make_arguments(config, (begin, end)))
+
+    return dataclasses.replace(program, train_step=bind(own), final_step=final_step)
 
 
-def _smooth(task: Any, label_smoothing: jax.typing.ArrayLike) -> Task:
-    return dataclasses.replace(task, label_smoothing=label_smoothing)
+def _smooth(task: Task, label_smoothing: jax.typing.ArrayLike) -> Task:
+    return dataclasses.replace(task, label_smoothing=label_smoothing) if isinstance(task, Classify) else task
 
 
 def _same(arguments: StepArguments) -> StepArguments:
