@@ -83,6 +83,8 @@ def test_folders_named_after_splits_are_splits(place):
     assert answers(opened(place, "numbers.csv,targets=age")) == {"train/2.png": [2]}
     with pytest.raises(UserError, match=r"has no line for 1 of the 2 images of .*test: test/3.png"):
         opened(place, "numbers.csv,targets=age", "test")
+    (place / "few.csv").write_text("image,age\ntrain/2.png,2\n")
+    assert list_splits(SourceConfig(f"folder:{photos},table={place}/few.csv,targets=age")) == ["train"]
     unlabelled = opened(place, "numbers.csv,targets=age", "test", needs_labels=False)
     assert np.isnan(answers(unlabelled)["test/3.png"]).all()
 
@@ -148,6 +150,21 @@ def regression(place, options="numbers.csv,targets=age+weight", **fields):
 
 
 CLASSES = {"task.kind": "classify", "task.loss": "sigmoid"}
+
+
+def test_an_image_may_be_left_out_and_folds_know_no_classes(place):
+    (place / "without.txt").write_text("b/2.png\n")
+    config = regression(place, **{"data.exclude": f"{place}/without.txt", "checkpoint.best_metric": "test/mae"})
+    config.evals.test.kind = "regression"
+    completed, info, _ = prepare(config)
+    assert completed.data.num_examples == 2 and completed.task.target_means == (32.75, 503.5)
+    config = regression(place, **{"data.split": "train[not fold 1/3]", "checkpoint.best_metric": "test/mae"})
+    config.evals.test.update({"kind": "regression", "split": "train[fold 1/3]"})
+    completed, info, program = prepare(config)
+    assert completed.data.num_examples == 2 and any("images have numbers" in note for note in info.notes)
+    assert program.model.target_scale == program.task.scale and program.model.class_names == ("age", "weight")
+
+
 REFUSED = [
     ({"task.loss": "softmax"}, "task.kind=regress learns numbers: choose --config.task.loss=l1"),
     ({"task.kind": "classify"}, "task.loss=huber is for numbers"),

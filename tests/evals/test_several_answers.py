@@ -1,14 +1,22 @@
 """Scores of several answers an image, which equal those of scikit-learn: average precision, F1, MAE and R²."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 from sklearn import metrics
 
 from tests.evals.helpers import make_source
-from vit_jax import UserError, create
+from vit_jax import UserError, create, evals
+from vit_jax.config import get_config
 from vit_jax.evals.multi_label import average_precision, check_multi_label, score_multi_label
 from vit_jax.evals.regression import score_regression
+from vit_jax.inference import make_inference
+from vit_jax.model import parameter_shapes
+from vit_jax.sharding import make_mesh
 
 FIELDS, RANDOM = ConfigDict(), np.random.default_rng(0)
 MODEL = create("ViT-mu/4", num_classes=7, loss="sigmoid", multi_label=True)
@@ -71,3 +79,33 @@ def test_numbers_are_scored_in_their_units_as_by_scikit_learn():
     alone = create("ViT-mu/4", num_classes=1, loss="l1")
     one = score_regression(FIELDS, make_source(class_names=("age",)), alone, truth[:, :1], truth[:, :1])
     assert one == {"mae": 0, "r2": 1, "n": 300}
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [pytest.param("sigmoid", "flags.csv", marks=pytest.mark.slow), ("l2", "numbers.csv,targets=age+weight")],
+)
+def test_all_images_count_once_on_one_device_and_on_eight(loss, options, tmp_path):
+    """19 images in batches of 5 and of 8 leave rows to pad."""
+    (tmp_path / "photos").mkdir()
+    lines = {"flags.csv": ["image,red,green"], "numbers.csv": ["image,age,weight"]}
+    for number in range(19):
+        Image.fromarray(RANDOM.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+        lines["flags.csv"].append(f"{number},{number % 2},{number % 3 // 2}")
+        lines["numbers.csv"].append(f"{number},{30 + number},{number**2}")
+    for name, text in lines.items():
+        (tmp_path / name).write_text("\n".join(text))
+    model = create("ViT-mu/4", resolution=8, num_classes=2, loss=loss, preprocess="resize(8)|value_range(-1,1)")
+    if loss == "l2":
+        model = dataclasses.replace(model, target_scale=((39.0, 5.0), (100.0, 90.0)), class_names=("age", "weight"))
+    shapes = parameter_shapes(model)
+    params = jax.tree.map(lambda leaf: RANDOM.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+    config, kind = get_config(), "regression" if loss == "l2" else "multi_label"
+    config.resolution, config.data.source = 8, f"folder:{tmp_path}/photos,table={tmp_path}/{options}"
+    config.evals.test.update({"kind": kind, "split": "train", "preprocess": model.preprocess})
+    found = []
+    for batch, devices in ((5, 1), (8, 8)):
+        config.batch_eval, config.mesh.data = batch, devices
+        program = make_inference(model, make_mesh(config, jax.devices()[:devices]), params)
+        found.append(evals.run_evaluators(evals.make_evaluators(config, program), params))
+    assert found[0] == pytest.approx(found[1], rel=1e-4) and found[0]["test/n"] == 19

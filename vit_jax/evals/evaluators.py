@@ -301,14 +301,14 @@ def check_labels(config: ConfigDict, name: str, program: Inference, source: Sour
             has = "numbers" if source.has_numbers else "several"
             raise UserError(f"evals.{name} needs data with one label an image, but {where} has {has}.")
         return
-    if wanted == "classify" and source.has_numbers:
-        raise UserError(f"evals.{name} needs data with labels, but {where} has numbers; leave out ,targets= there.")
     if wanted != program.task.kind:
         raise UserError(
             f"evals.{name} has the kind {eval_config.kind}, which evaluates a head for the task {wanted}, but the "
             f"model's head is for {program.task.kind}; choose from the kinds "
             f"{', '.join(kinds_of_task(program.task.kind))}."
         )
+    if wanted == "classify" and source.has_numbers:
+        raise UserError(f"evals.{name} needs data with labels, but {where} has numbers; leave out ,targets= there.")
     if classes is None:
         return
     in_order = has_classes_of_head(eval_config)

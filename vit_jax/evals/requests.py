@@ -202,7 +202,8 @@ def parse_outputs(text: str, evaluations: ConfigDict) -> list[str]:
     for word in words:
         tasks = ("classify", "regress") if word == "predictions" else ("classify",)
         if word in OF_HEAD and not any(EVAL_KINDS[kind].task in tasks for kind in kinds):
-            raise UserError(f"--save={word} needs an evaluation of the head, for example --evals=classify.")
+            kind = "a classifier's head" if len(tasks) == 1 else "the head"
+            raise UserError(f"--save={word} needs an evaluation of {kind}, for example --evals=classify.")
         if word == "model" and kinds.isdisjoint(PROBES):
             raise UserError("--save=model needs a linear probe, for example --evals=probe.")
     return words
