@@ -76,6 +76,7 @@ def open_labelled_folder(source_config: SourceConfig, name: str, split: str) -> 
     return Source(
         name=f"folder {describe_splits(folders)}".strip(),
         parts=tuple(select_examples(split, files.counts)),
+        sizes=files.counts,
         read_example=files.read_example,
         num_classes=len(table.names),
         class_names=table.names,
