@@ -149,6 +149,19 @@ def test_a_run_warns_where_evaluation_and_training_share_groups(photos, caplog):
 # Images that are left out.
 
 
+def test_images_whose_answers_a_table_gives_have_groups_and_are_left_out(tmp_path):
+    lines = [f"{number}.png,{number / 8},site{number % 4}" for number in range(12)]
+    table = write_list(tmp_path / "table.csv", "image,grade,site", *lines)
+    for number in range(12):
+        write_image(tmp_path / f"photos/{number}.png", 0)
+    source, fields = f"folder:{tmp_path}/photos,table={table},targets=grade", {"groups": table, "group_column": "site"}
+    folds = [opened(source, f"train[fold {number}/4]", **fields) for number in range(1, 5)]
+    assert [len(fold) for fold in folds] == [3, 3, 3, 3] and all(len(fold.groups) == 1 for fold in folds)
+    assert folds[0].notes[-1].endswith("drawn without regard to classes: images have numbers.")
+    left = opened(source, "train[fold 1/4]", exclude=write_list(tmp_path / "list.txt", keys(folds[0])[0]), **fields)
+    assert keys(left) == keys(folds[0])[1:] and left[1]["label"] == folds[0][2]["label"]
+
+
 def test_listed_images_are_left_out_and_no_other_moves(photos, tmp_path):
     source = f"folder:{photos}"
     listed = write_list(
