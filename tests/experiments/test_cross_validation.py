@@ -122,7 +122,7 @@ def test_the_doubted_images_are_listed_shown_and_left_out(swept):
 def test_what_has_no_predictions_of_all_images_is_refused(swept, tmp_path):
     with pytest.raises(UserError, match=r"is not the folder of a sweep that has ended: it has no sweep\.json"):
         find_fold_runs(str(swept / "fold=1" / "checkpoints"))
-    with pytest.raises(UserError, match="unknown combination of the sweep 'base_lr=1'"):
+    with pytest.raises(UserError, match="varied nothing but fold and seed; leave out --of"):
         find_fold_runs(str(swept), "base_lr=1")
     shutil.copytree(swept, tmp_path / "copy")
     runs = find_fold_runs(str(tmp_path / "copy"))

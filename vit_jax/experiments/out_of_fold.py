@@ -80,6 +80,8 @@ def find_fold_runs(workdir: str, name: str | None = None) -> list[FoldRun]:
         )
     averages = read_object(report, lambda content: bool(content.get("averages")))["averages"]
     names = [average["name"] for average in averages]
+    if name and names == [""]:
+        raise UserError(f"the sweep in {workdir} varied nothing but fold and seed; leave out --of.")
     name = names[0] if name is None else choose("combination of the sweep", name, names)
     runs = list[FoldRun]()
     for folder, where in find_runs(workdir).items():
