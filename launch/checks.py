@@ -55,6 +55,7 @@ OUTPUTS: dict[str, Output | None] = {
     "vit_jax.describe": Output(),
     "vit_jax.convert": Output(),
     "vit_jax.look": Output("out"),
+    "vit_jax.doubts": Output("out", bucket=True),
     "vit_jax.measure": Output("out", bucket=True),
     "vit_jax.report": Output(),
     "benchmarks.bucket": Output(),
@@ -103,6 +104,7 @@ OUTPUTS: dict[str, Output | None] = {
 ARGUMENT_PLACES = {
     "vit_jax.convert": {"source": Place.WEIGHTS},
     "vit_jax.describe": {"source": Place.SOURCE},
+    "vit_jax.doubts": {"workdir": Place.FOLDER, "--source": Place.SOURCE},
     "vit_jax.embed": {"source": Place.SOURCE, "--of": Place.WEIGHTS, "--data-dir": Place.FOLDER},
     "vit_jax.evaluate": {
         "models": Place.WEIGHTS,
