@@ -30,10 +30,10 @@ SEVERAL = "48,257,16,80,float32"  # three packs, for which the compiler needs mo
 # All shapes for one kind of chip, some for the others. A v4 has too little memory for most of the larger ones.
 CHIPS = {
     "v5e:2x2": (*SHAPES, *LARGE, "64,257,12,88,float32"),
-    "v4:2x2x1": (*SHAPES[::3], LARGE[0]),
+    "v4:2x2x1": (SHAPES[3], LARGE[0]),
     "v5p:2x2x1": (SHAPES[3], LARGE[0]),
     "tpu7x:2x2x1": (SHAPES[4], LARGE[0]),
-    "v6e:2x2": (*SHAPES[::3], *LARGE[::3], WIDE, SEVERAL),
+    "v6e:2x2": (SHAPES[3], *LARGE[::3], WIDE, SEVERAL),
 }
 ACTIVATIONS = 16 * 66 * 128 * 2  # bytes of the rows of all images, in bfloat16
 QKV = 2 * 128 * 3 * 128  # and of the largest parameter
