@@ -200,3 +200,15 @@ def test_from_a_photograph_to_the_page(tmp_path, capsys):
     assert "saliency" in check_page((tmp_path / "look" / "index.html").read_text()).text
     with pytest.raises(UserError, match="cannot write to"):
         look.look(tmp_path / "model.npz", [tmp_path / "0.png"], tmp_path / "0.png" / "below")
+
+
+def test_the_table_of_a_head_has_its_best_classes_or_all_numbers():
+    sizes = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 1, "resolution": 8}
+    numbers = create(
+        "ViT-mu/4", **sizes, num_classes=2, loss="l2", target_scale=[(40, 10), (5, 2)], class_names=["age", "<weight>"]
+    )
+    table = look_page.class_table(numbers, np.array([1.0, -2.0], np.float32), 1)
+    assert "50" in table and "&lt;weight&gt;" in table and ">1<" in table
+    classes = create("ViT-mu/4", **sizes, num_classes=3, class_names=["a", "b", "c"])
+    table = look_page.class_table(classes, np.log(np.array([1, 3, 6], np.float32)), 2)
+    assert "60.0%" in table and "30.0%" in table and "10.0%" not in table and table.index(">c<") < table.index(">b<")

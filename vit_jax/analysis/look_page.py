@@ -184,22 +184,12 @@ def class_table(model: Model, logits: np.ndarray, top: int) -> str:
     """Returns a table of the `top` most probable classes, or of all numbers; empty if the model has no head."""
     if not logits.size or not model.vit.head.num_classes:
         return ""
+    [answers] = np.asarray(model.activate(logits[None])).tolist()
+    named = list(zip(output_names(model), answers, strict=True))
     if model.is_regression:
-        numbers = np.asarray(model.activate(logits)).tolist()
-        return html.table(
-            [(name, f"{number:.4g}") for name, number in zip(output_names(model), numbers, strict=True)], numbers=(1,)
-        )
-    logits = logits.astype(np.float64)
-    if model.loss == "sigmoid":
-        probabilities = 1 / (1 + np.exp(-logits))
-    else:
-        probabilities = np.exp(logits - logits.max())
-        probabilities /= probabilities.sum()
-    best = np.argsort(-probabilities, kind="stable")[:top]
-    names = [output_names(model)[index] for index in best]
-    shares = probabilities[best]
-    rows = [(name, f"{share:.1%}", html.meter(share)) for name, share in zip(names, shares, strict=True)]
-    return html.table(rows, numbers=(1,))
+        return html.table([(name, f"{number:.4g}") for name, number in named], numbers=(1,))
+    best = sorted(named, key=lambda pair: -pair[1])[:top]
+    return html.table([(name, f"{share:.1%}", html.meter(share)) for name, share in best], numbers=(1,))
 
 
 def output_names(model: Model) -> list[str]:

@@ -28,7 +28,6 @@ from .requests import OUTPUTS as OUTPUTS
 from .requests import choose_evaluations as choose_evaluations
 from .requests import list_request_places as list_request_places
 from .requests import parse_outputs as parse_outputs
-from .scores import class_probabilities as class_probabilities
 from .texts import Texts as Texts
 from .texts import make_texts as make_texts
 from .texts import read_texts as read_texts

@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int, Int64
 
 ROWS = 4096  # images whose probabilities are in memory at once
 
@@ -112,14 +112,6 @@ def top_confidences(logits: Float[np.ndarray, "n classes"], loss: str) -> Float6
         block = slice(start, start + ROWS)
         confidences[block] = 1 / np.exp(logits[block].astype(np.float64) - largest[block, None]).sum(axis=1)
     return confidences
-
-
-def class_probabilities(logits: Float[np.ndarray, "n classes"], loss: str) -> Float32[np.ndarray, "n classes"]:
-    """Returns the probability of each class; takes what `top_confidences` takes."""
-    if loss == "sigmoid":
-        return (0.5 * (1 + np.tanh(logits.astype(np.float64) / 2))).astype(np.float32)
-    shifted = np.exp((logits - logits.max(axis=1, keepdims=True)).astype(np.float64))
-    return (shifted / shifted.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def calibration_error(confidences: Float64[np.ndarray, " n"], hits: Bool[np.ndarray, " n"], bins: int = 15) -> float:

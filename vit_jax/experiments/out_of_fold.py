@@ -190,4 +190,4 @@ def predict_fold(
     params = jax.device_put(loaded.read(), program.params_shardings)
     logits, labels = evals.compute_outputs(program, "logits", params, batches, {})
     evals.refuse_nonfinite(f"{run.folder}: the logits", evals.count_nonfinite(logits), len(logits))
-    return batches, evals.class_probabilities(logits, program.model.loss), labels, program.model.class_names
+    return batches, np.asarray(program.model.activate(logits)), labels, program.model.class_names
