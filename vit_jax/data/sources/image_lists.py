@@ -104,7 +104,7 @@ def leave_out(source: Source, path: str, list_splits: Callable[[], Sequence[str]
     if missing:
         kind = "paths as in the data" if names.by_path else "positions such as train/0"
         raise UserError(
-            f"{path} lists {len(missing):,} images that {source.name} does not have: {first_names(missing)}; write "
+            f"{path} lists images that the data do not have ({len(missing):,} in all): {first_names(missing)}; write "
             f"{kind}"
         )
     kept = [

@@ -73,6 +73,7 @@ def open_labelled_folder(source_config: SourceConfig, name: str, split: str) -> 
         listed[whole] = mix_files(own, table.rows([known.get(image) for image in own]))
     files = FolderFiles(tree, listed)
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
+    left_out = f"; skipped: {reasons}" if reasons else ""
     return Source(
         name=f"folder {describe_splits(folders)}".strip(),
         parts=tuple(select_examples(split, files.counts)),
@@ -81,7 +82,7 @@ def open_labelled_folder(source_config: SourceConfig, name: str, split: str) -> 
         num_classes=len(table.names),
         class_names=table.names,
         split_names=tuple(folder or split for split, folder in folders.items() if folder),
-        notes=(f"{tree.root}: {len(images):,} images, labels from {file}{f'; skipped: {reasons}' if reasons else ''}",),
+        notes=(f"{tree.root}: {len(images):,} images, labels from {filesystem.absolute_path(file)}{left_out}",),
         digest=files.digest,
         max_labels=table.max_labels,
         has_numbers=table.has_numbers,
