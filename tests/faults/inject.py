@@ -1,5 +1,7 @@
 """Trains as `vit_jax.main`, with faults put into it: `python -m tests.faults.inject FAULT:WHEN,... <flags>`."""
 
+from vit_jax import cli, main, program  # isort: skip  # first, as in vit_jax.main: a process counts its seconds from here
+
 import dataclasses
 import os
 import sys
@@ -11,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax._src import cache_key
 
-from vit_jax import cli, main, program
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader, pipeline
 from vit_jax.distributed import host_monitor

@@ -38,12 +38,13 @@ def test_a_run_that_is_killed_and_resumed_accounts_for_every_second(tmp_path):
     whole = (workdir / "processes.json").stat().st_mtime - began
     first, second = read(workdir)
     total = total_seconds([first, second])
-    # A process begins some time after it is asked for, and its last row is written some time before its file is.
-    assert sum(total.values()) == pytest.approx(whole, rel=0.01, abs=3)
+    # A process begins some time after it is asked for, and its last row is written some time before its file is:
+    # seconds on a machine where other processes wait for the cores too.
+    assert sum(total.values()) == pytest.approx(whole, rel=0.01, abs=5)
     assert total[Category.UNKNOWN] < 0.02 * whole
     assert (second.first, second.last, second.complete, second.saves) == (20, 40, True, 1)
-    assert second.began == pytest.approx(again, abs=0.5) and 0 <= killed - first.end < run_ledger.INTERVAL + slow + 0.5
-    assert total[Category.IDLE] == pytest.approx(again - first.end, abs=0.5)
+    assert again - 0.5 < second.began < again + 5 and 0 <= killed - first.end < run_ledger.INTERVAL + slow + 5
+    assert total[Category.IDLE] == pytest.approx(second.began - first.end, abs=0.01)
     # The row counts a step at its dispatch; its metrics are written one dispatch later.
     assert made - (run_ledger.INTERVAL / slow + 2) <= first.last <= made + 1
     assert first.last > 22  # the first step of a start is compiled
