@@ -1,4 +1,4 @@
-"""Trains with big_vision's own trainer, and writes the reference of tests/training/test_curves.py and
+"""Trains with big_vision's own trainer, and writes the reference of tests/training/test_authors_curves.py and
 tests/data/test_augment.py.
 
 Example, in an environment of its own (requirements_big_vision.txt), with a checkout of big_vision and a folder of

@@ -56,7 +56,7 @@ SMALL = ["--model=ViT-Ti/16", "--batch=2", "--resolution=32", "--rounds=2"]  # o
 STEPS = ["--dtype=bfloat16", "--no-plain", "--steps=10", "--rounds=30"]
 TESTS = [
     "tests/models/test_gradients.py",
-    "tests/training/test_curves.py",
+    "tests/training/test_authors_curves.py",
     "tests/interop/test_layouts.py",
     "tests/interop/test_torch_layouts.py",
     "tests/interop/test_bit_layouts.py",

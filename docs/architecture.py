@@ -45,6 +45,7 @@ CAPTIONS = {
     "cli": "exit codes",
     "text_tables": "tables of text",
     "streams": "output that may be closed",
+    "unknown_words": "did you mean ...?",
     "kernels": "for one kind of chip",
     "kernel_trials": "kernels beside the plain form",
     "measurements": "measured beside predicted",

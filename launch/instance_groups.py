@@ -14,11 +14,9 @@ from launch.machines import (
     STEP_NOTES,
     WORKER_ANSWER,
     Machines,
-    archive_name,
     log,
-    pack_command,
-    worker_commands,
 )
+from launch.worker_commands import archive_name, pack_command, worker_commands
 from vit_jax.planning.chips import Slice
 
 IMAGE_PROJECT = "ubuntu-os-accelerator-images"  # docs.cloud.google.com/tpu/docs/consume-reservation-compute

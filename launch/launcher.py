@@ -19,7 +19,8 @@ from launch.job import (
     should_restart,
     split_command_line,
 )
-from launch.machines import MAX_ATTEMPTS, POLL_SECONDS, Machines, command_id, log, log_retry
+from launch.machines import MAX_ATTEMPTS, POLL_SECONDS, Machines, log, log_retry
+from launch.worker_commands import command_id
 from vit_jax import UserError, cli
 from vit_jax.planning import parse_topology
 from vit_jax.planning.chips import Slice

@@ -1,10 +1,10 @@
 """The machines of a run that gcloud controls: what queued resources and groups of instances have in common.
 
-How machines are requested, described and reached is in `launch.queued_resource` and `launch.instance_groups`.
+How machines are requested, described and reached is in `launch.queued_resource` and `launch.instance_groups`; what is
+executed on them, in `launch.worker_commands`.
 """
 
 import abc
-import hashlib
 import re
 import subprocess
 import sys
@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from launch.job import Job, run_command, shell_line
+from launch.job import run_command, shell_line
+from launch.worker_commands import UNREACHABLE
 from vit_jax import UserError
 
 POLL_SECONDS = 30.0  # seconds between two queries of something that takes minutes
 MAX_ATTEMPTS = 10  # failed queries in a row after which machines count as lost, or the cloud as unreachable
 MAX_CONNECTIONS = 32  # commands that run at the same time, each for one machine
-UNREACHABLE = 255  # ssh's exit code if the connection failed
 # What gcloud prints for an error that lasts -> what the user is told, with {name} of the run and {error} of gcloud.
 LASTING_ERRORS = {
     r"(property|attribute) \[project\]": "gcloud has no project. Set one: gcloud config set project PROJECT.",
@@ -51,46 +51,6 @@ STEP_NOTES = {
     "follow": "the first worker; then status again, and from the top after 42, 128 or more, or lost machines",
     "delete": "after 0; until then the machines cost",
 }
-
-
-def archive_name(job: Job) -> str:
-    """Returns the name of the file that holds the code of a run: here in workdirs/, on a machine in the home folder."""
-    return f"{job.name}.tgz"
-
-
-def pack_command(job: Job) -> list[str]:
-    """Returns the command that packs the files that git tracks, as they are here."""
-    archive, files = archive_name(job), f"workdirs/{job.name}.files"
-    return [
-        "sh",
-        "-c",
-        f"mkdir -p workdirs && git ls-files -z > {files} && tar -czf workdirs/{archive} --null -T {files}",
-    ]
-
-
-def worker_commands(job: Job, variables: dict[str, str] | None = None) -> dict[str, str]:
-    """Returns name of a step -> the line that a shell executes for it on a machine of the run.
-
-    Args:
-        job: the run.
-        variables: the environment variables that the command gets on this machine.
-    """
-    code, archive = f"{job.name}/code", archive_name(job)
-    worker = f"bash {code}/launch/worker.sh"
-    unpack = f"rm -rf {code} && mkdir -p {code} && tar -xzf {archive} -C {code} && rm {archive}"
-    given = [f"{name}={value}" for name, value in (variables or {}).items()]
-    return {
-        "status": f"{worker} status || echo worker here: new",
-        "install": f"{unpack} || exit {UNREACHABLE}; {worker} install",
-        "number": f"{worker} number",
-        "start": f"{worker} start {command_id(job)} {shell_line([*(['env', *given] if given else []), *job.command])}",
-        "follow": f"{worker} follow",
-    }
-
-
-def command_id(job: Job) -> str:
-    """Returns a digest of the run's command, by which the workers recognise it."""
-    return hashlib.sha256(shell_line(job.command).encode()).hexdigest()[:8]
 
 
 class Machines(abc.ABC):

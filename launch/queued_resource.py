@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from launch import clouds
 from launch.job import Job
-from launch.machines import SSH_FLAGS, Machines, Steps, archive_name, pack_command, worker_commands
+from launch.machines import SSH_FLAGS, Machines, Steps
+from launch.worker_commands import archive_name, pack_command, worker_commands
 from vit_jax.planning.chips import Slice
 
 DEAD_STATES = ("FAILED", "SUSPENDED")  # states in which a queued resource never becomes ACTIVE again

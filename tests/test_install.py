@@ -28,7 +28,7 @@ def test_an_editable_install_wins_over_a_clone_of_the_same_name(tmp_path):
     """Started above a clone named `vit_jax`, Python finds the package in it, and not the clone itself."""
     clone, site = tmp_path / "vit_jax", tmp_path / "site"
     (clone / "vit_jax").mkdir(parents=True)
-    for name in ("__init__", "errors", "streams"):
+    for name in ("__init__", "errors", "streams", "unknown_words"):
         (clone / "vit_jax" / f"{name}.py").write_bytes((ROOT / "vit_jax" / f"{name}.py").read_bytes())
     shutil.copytree(ROOT / "configs", clone / "configs")
     for name in PROJECT:

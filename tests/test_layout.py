@@ -16,7 +16,7 @@ from vit_jax.json_text import to_json
 # the root; the command lines are the last.
 LAYERS = (
     "errors",
-    "streams tree text_tables json_text kernels storage paper",
+    "streams unknown_words tree text_tables json_text kernels storage paper",
     "config machine sharding",
     "data monitoring models",
     "execution",
@@ -69,7 +69,7 @@ OWNERS = {
     r"vit_jax\.(record|report|vtab)",
     "bokeh": r"vit_jax\.analysis\.curves",
     "matplotlib": r"vit_jax\.analysis\.plot",
-    "onnx_ir": r"vit_jax\.interop\.onnx_file",
+    "onnx_ir": r"vit_jax\.interop\.onnx_model",
     "benchmarks": "nothing",
     "configs": "nothing",
     "sklearn": "nothing",

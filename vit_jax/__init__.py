@@ -15,14 +15,11 @@ from vit_jax.errors import LostHosts, NonFiniteLoss, Preempted, UserError
 from vit_jax.errors import MissingData as MissingData
 from vit_jax.errors import NoAnswer as NoAnswer
 from vit_jax.errors import WrongText as WrongText
-from vit_jax.errors import choose as choose
 from vit_jax.errors import encode_text as encode_text
 from vit_jax.errors import errors_of as errors_of
 from vit_jax.errors import exit_code as exit_code
 from vit_jax.errors import first_names as first_names
 from vit_jax.errors import format_rounded_up as format_rounded_up
-from vit_jax.errors import nearest as nearest
-from vit_jax.errors import nearest_path as nearest_path
 from vit_jax.errors import out_of_files as out_of_files
 from vit_jax.errors import printable as printable
 from vit_jax.errors import reason as reason
@@ -32,6 +29,9 @@ from vit_jax.errors import without_queries as without_queries
 from vit_jax.streams import ignore_closed_stderr as ignore_closed_stderr
 from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.streams import tell as tell
+from vit_jax.unknown_words import choose as choose
+from vit_jax.unknown_words import nearest as nearest
+from vit_jax.unknown_words import nearest_path as nearest_path
 
 __version__ = "0.1.0"
 # When Python started, by the monotonic clock. A process may be older: a shell becomes the last command that it runs.

@@ -1,16 +1,13 @@
 """Errors that a run may end with, each stated in one sentence."""
 
 import contextlib
-import difflib
 import errno
 import math
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
 # What no storage library raises because of a store or a file: these are bugs and keep their traceback.
 BUGS = (AssertionError, AttributeError, KeyError, TypeError)
@@ -20,8 +17,6 @@ NPZ_ERRORS = (OSError, ValueError, EOFError, MemoryError, RuntimeError, zipfile.
 # What follows the question mark of an address in a text, up to a space or a quotation mark, without final punctuation.
 END = r"""[;:,.)\]'"]*(?:[\s"]|$)"""
 QUERY = re.compile(rf"""(https?://[^\s?"]*\?)(?!\.\.\.{END})[^\s"]+?(?={END})""", re.IGNORECASE)
-
-NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 
 
 def without_queries(text: str) -> str:
@@ -177,56 +172,3 @@ def first_names(names: Sequence[str]) -> str:
 def encode_text(text: str) -> bytes:
     """Returns text as UTF-8, to be written or hashed; bytes of names that are not UTF-8 are escaped, as `\\udce9`."""
     return text.encode(errors="backslashreplace")
-
-
-def choose(
-    what: str, word: str, options: Iterable[str], where: str = "", synonyms: Mapping[str, str] = NO_SYNONYMS
-) -> str:
-    """Returns `word` if it is one of `options`; `where` says where they are listed, if there are many.
-
-    Raises:
-        UserError: `word` is not among them. The sentence names the nearest; if none is near, it names `where` or all.
-    """
-    options = list(options)
-    if word in options:
-        return word
-    otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
-    near = nearest(word, options, synonyms)
-    hint = f"did you mean {near!r}?" if near in options else near or otherwise
-    raise UserError(f"unknown {what} {word!r}; {hint}")
-
-
-def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_SYNONYMS) -> str | None:
-    """Returns the option that an unknown word probably stands for, or None.
-
-    Args:
-        word: as typed; in GROUP.NAME, the name counts if the group is wrong.
-        options: the known words.
-        synonyms: name used elsewhere -> an option, or a sentence to return instead.
-    """
-    folded = {**synonyms, **{option.lower(): option for option in options}}
-    word = str(word).lower()
-    name = word.rpartition(".")[2].replace("-", "_")
-    same = [one for one in folded if name and one.rpartition(".")[2] == name]
-    near = [word] if word in folded else difflib.get_close_matches(word, same, n=1, cutoff=0.0)
-    near = near or difflib.get_close_matches(word, folded, n=1)
-    return folded[near[0]] if near else None
-
-
-def nearest_path(path: Path) -> Path | None:
-    """Returns the existing path that `path`, which does not exist, was probably meant to be, or None."""
-    existing, suffix = Path(path.anchor), path.suffix
-    for part in path.relative_to(path.anchor).parts:
-        try:
-            names = [part] if (existing / part).exists() else [entry.name for entry in existing.iterdir()]
-        except OSError:
-            return None
-        if part not in names:
-            # Compared without suffixes, which most files share; a file with the same suffix is preferred.
-            stems = {Path(name).stem.lower(): name for name in sorted(names, key=lambda n: Path(n).suffix == suffix)}
-            names = [stems[one] for one in difflib.get_close_matches(Path(part).stem.lower(), stems, n=1)]
-            if not names:
-                return None
-            part = names[0]
-        existing /= part
-    return existing

@@ -228,7 +228,7 @@ def test_equal_curves_take_turns_on_one_line(tmp_path):
     plot = curves.draw_panel(curves.PANELS[0], runs, drawn, curves.Range1d(0, 3))
     glyphs = [renderer.glyph for renderer in plot.renderers if type(renderer.glyph).__name__ == "Line"]
     dashes = [(glyph.line_color, glyph.line_dash, glyph.line_dash_offset) for glyph in glyphs]
-    assert dashes[0] == (curves.COLOURS[0], [10, 10], 0) and dashes[2] == (curves.COLOURS[2], [10, 10], -10)
+    assert dashes[0] == (curves.CURVE_COLOURS[0], [10, 10], 0) and dashes[2] == (curves.CURVE_COLOURS[2], [10, 10], -10)
     lines = run_page.describe_equal([[drawn[0], drawn[2]]], runs)
     assert (
         len(lines) == 1

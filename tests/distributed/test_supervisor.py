@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.distributed.test_coordination import everywhere, make_groups
 from vit_jax import UserError
-from vit_jax.distributed import host_monitor
+from vit_jax.distributed import lost_or_stuck_hosts
 from vit_jax.distributed.host_shutdown import HostShutdown
 from vit_jax.distributed.supervisor import Supervisor
 
@@ -175,4 +175,4 @@ def test_sigterm_before_the_first_step_ends_at_once_even_while_the_main_thread_i
     process.send_signal(signal.SIGTERM)
     _, text = process.communicate(timeout=50)
     assert process.returncode == 42 and time.monotonic() - began < 3
-    assert text == f"vit_jax: {host_monitor.STARTUP}\n"
+    assert text == f"vit_jax: {lost_or_stuck_hosts.STARTUP}\n"

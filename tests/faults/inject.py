@@ -15,7 +15,7 @@ from jax._src import cache_key
 
 from vit_jax.checkpoint import manager
 from vit_jax.data import loader, pipeline
-from vit_jax.distributed import host_monitor
+from vit_jax.distributed import lost_or_stuck_hosts
 from vit_jax.evals import evaluators
 
 FOR_EVER = 3600
@@ -88,14 +88,14 @@ def large_evaluation(when: str) -> None:
 
 def many_hosts(count: str) -> None:
     """The hosts exchange messages as seldom as so many would."""
-    host_monitor.HOSTS_AT_FULL_RATE = (
-        int(os.environ["JAX_NUM_PROCESSES"]) * host_monitor.HOSTS_AT_FULL_RATE / int(count)
+    lost_or_stuck_hosts.HOSTS_AT_FULL_RATE = (
+        int(os.environ["JAX_NUM_PROCESSES"]) * lost_or_stuck_hosts.HOSTS_AT_FULL_RATE / int(count)
     )  # type: ignore[assignment]
 
 
 def lost_after(seconds: str) -> None:
     """A host counts as lost after some seconds of silence, instead of a minute."""
-    host_monitor.LOST_AFTER_SECONDS = float(seconds)
+    lost_or_stuck_hosts.LOST_AFTER_SECONDS = float(seconds)
 
 
 def _before_steps(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from tests.models.test_later_vits import ALL
 from tests.models.test_models import params_of, random_values, tiny
 from vit_jax import UserError, convert, models
 from vit_jax.config import EXECUTION_FIELDS
-from vit_jax.interop import onnx_file
+from vit_jax.interop import onnx_model
 from vit_jax.model import create, parameter_shapes
 from vit_jax.models import BitSpec, ModelSpec, PlainOps
 
@@ -142,8 +142,8 @@ def test_onnx_gives_the_outputs_of_a_bit(name, tmp_path):
 @pytest.mark.parametrize(
     ("family", "written", "tried"),
     [
-        (ModelSpec, onnx_file.WRITTEN, [tiny(**fields) for fields in FORMS.values()]),
-        (BitSpec, onnx_file.BIT_WRITTEN, [bit(**fields) for fields in BITS.values()]),
+        (ModelSpec, onnx_model.WRITTEN, [tiny(**fields) for fields in FORMS.values()]),
+        (BitSpec, onnx_model.BIT_WRITTEN, [bit(**fields) for fields in BITS.values()]),
     ],
 )
 def test_every_field_is_written_and_tried_or_refused(family, written, tried):
@@ -151,7 +151,7 @@ def test_every_field_is_written_and_tried_or_refused(family, written, tried):
     words, defaults = models.field_words(family()), models.flatten_spec(family())
     values = [model.values for model in tried]
     for name, default in defaults.items():
-        if name in (*EXECUTION_FIELDS, *onnx_file.TRAINING):
+        if name in (*EXECUTION_FIELDS, *onnx_model.TRAINING):
             continue
         of_file = written.get(name, (default,))
         for word in words.get(name, ()):
@@ -163,8 +163,8 @@ def test_every_field_is_written_and_tried_or_refused(family, written, tried):
 
 @pytest.mark.parametrize("field", ["rotary", "qk_norm"])
 def test_a_field_that_is_not_written_is_refused_by_name(field, tmp_path, monkeypatch):
-    written = {name: words for name, words in onnx_file.WRITTEN.items() if name != field}
-    monkeypatch.setattr(onnx_file, "WRITTEN", written)
+    written = {name: words for name, words in onnx_model.WRITTEN.items() if name != field}
+    monkeypatch.setattr(onnx_model, "WRITTEN", written)
     model = tiny(**ALL)
     value = model.field(field)
     with pytest.raises(UserError, match=rf"ONNX is not written for a model with {field}={value}; write a .stablehlo"):
@@ -196,7 +196,7 @@ def test_pixels_narrow_weights_and_weights_beside(tmp_path, monkeypatch):
     assert_near(run_onnx(tmp_path / "pixels.onnx", pixels)["logits"], expected["logits"], 1e-5)
     vit_jax.save(tmp_path / "narrow.onnx", model, params, dtype="float16", preprocess=True)
     assert_near(run_onnx(tmp_path / "narrow.onnx", pixels)["logits"], expected["logits"], 1e-2)
-    monkeypatch.setattr(onnx_file, "MOST_BYTES", 1000)
+    monkeypatch.setattr(onnx_model, "MOST_BYTES", 1000)
     vit_jax.save(tmp_path / "beside.onnx", model, params)
     assert (tmp_path / "beside.onnx").stat().st_size < (tmp_path / "beside.onnx.data").stat().st_size
     np.testing.assert_array_equal(

@@ -1,5 +1,6 @@
 """DINOv3 and CLIP: the outputs of transformers' own code, the arrays of the file again, and clear refusals."""
 
+import copy
 import json
 import shutil
 
@@ -12,6 +13,7 @@ import vit_jax
 from tests.conftest import slow_but
 from tests.interop.library_outputs import PARITY, assert_outputs_are_those_of_the_library
 from vit_jax import UserError, interop, models, tree
+from vit_jax.interop.layout_table import LAYOUTS
 from vit_jax.model import create, parameter_shapes
 
 NAMES = ("hf_dinov3", "hf_dinov3_plus", "hf_clip", "hf_clip_bare")
@@ -188,3 +190,16 @@ def test_a_dinov3_of_transformers_is_read_with_its_names_in_memory(tmp_path):
     found, expected = (vit_jax.load(path, resolution="native") for path in (tmp_path, PARITY / "hf_dinov3"))
     assert found[0].spec == expected[0].spec
     jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
+
+
+def test_a_family_refuses_words_that_it_does_not_list():
+    """A new form of a part is not written as another one."""
+    families = [family for layout in LAYOUTS.values() for family in layout.families]
+    written = [family for family in families if family.spec is models.ModelSpec and family.is_written]
+    assert len(written) > 10
+    for family in written:
+        for part, name in (("block", "norm"), ("block", "activation"), ("head", "pooling"), ("stem", "kind")):
+            spec = copy.deepcopy(create("ViT-Ti/16").spec)
+            object.__setattr__(getattr(spec, part), name, "other")
+            values, features = family.lacks(spec)
+            assert [each for each in values + features if each.endswith(" other")], (family.name, name)

@@ -331,7 +331,7 @@ TWO_HEADS = {"pooling": "token", "position": "learned", "registers": 1, "distill
     ("layout", "fields", "sentence"),
     [
         ("timm", {"position": "sincos2d"}, "timm layout does not support position embeddings of type sincos2d"),
-        ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "class token and mean pooled together, norm_epsilon"),
+        ("timm", {"pooling": "token_gap", "norm_epsilon": 1e-5}, "pooling token_gap, norm_epsilon"),
         ("timm", {"pre_norm": True}, "timm layout does not support pre_norm True; use"),
         ("timm", {"projection": 8}, "timm layout does not support projection 8, a classifier after a projection"),
         ("timm", {"rotary": "axial"}, "rotary positions; use --layout=ours"),

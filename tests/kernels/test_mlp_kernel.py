@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax import kernels, sharding
 from vit_jax.execution import DeviceOps, measure_mlp_differences
-from vit_jax.execution.choose import allows_fused_mlp
+from vit_jax.execution.forms_by_chip import allows_fused_mlp
 from vit_jax.kernel_trials import correctness
 from vit_jax.kernels.mlp_shape import MAX_ROWS, MlpSizes, choose_mlp_step, mlp_vmem_bytes
 from vit_jax.model import create

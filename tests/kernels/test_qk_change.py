@@ -11,9 +11,8 @@ from tests.kernels.packings import choose_packing
 from tests.kernels.test_attention_kernel import LIMITS, assert_close, pack, unpack
 from vit_jax import kernels
 from vit_jax.execution import tpu
-from vit_jax.execution.norms_and_products import layer_norm
 from vit_jax.kernels import attention_shape
-from vit_jax.models import AttentionExtras, softmax_attention
+from vit_jax.models import AttentionExtras, NormParameters, PlainOps, softmax_attention
 
 EPSILON = 1e-6
 # (images, tokens, heads, head_dim, dtype, norms, rotation)
@@ -31,6 +30,10 @@ SLOW = [
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
+def norms_of(rows):
+    return tuple(NormParameters("layer", scale, bias, EPSILON) for scale, bias in rows)
+
+
 def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     random = np.random.default_rng(0)
     width = heads * head_dim
@@ -41,7 +44,7 @@ def check(images, tokens, heads, head_dim, dtype, norms, rotates):
     packing = choose_packing(tokens, heads, images)
 
     def ours(qkv, bias, rows):
-        change = AttentionExtras(rows, EPSILON, angles)
+        change = AttentionExtras(norms_of(rows), angles)
         tables = tpu.kernel_tables(change, tpu.norm_rows(change), packing, heads, head_dim)
         attended = kernels.fused_attention(
             pack(packing, qkv, 1e4), bias, packing, heads, tpu.kernel_change(change), tables=tables
@@ -118,11 +121,11 @@ def test_the_plain_form_is_the_same():
 
     @jax.jit
     def both(qkv, rows):
-        change = AttentionExtras(tuple(map(tuple, rows)), EPSILON, angles)
+        change = AttentionExtras(norms_of(rows), angles)
         tables = tpu.kernel_tables(change, tpu.norm_rows(change), packing, 2, 16)
         packed = pack(packing, tpu.centred(qkv).reshape(2, 9, -1))
         found = kernels.fused_attention(packed, jnp.zeros(96), packing, 2, tpu.kernel_change(change), tables=tables)
-        return unpack(packing, found), softmax_attention(change.normalised_and_rotated(qkv, layer_norm))[0]
+        return unpack(packing, found), softmax_attention(change.normalised_and_rotated(qkv, PlainOps().norm))[0]
 
     found, expected = both(qkv.astype(np.float32), rows.astype(np.float32))
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -11,7 +11,7 @@ from tests.kernels.test_qk_change import EPSILON, attend_exactly, differentiate
 from vit_jax import kernels
 from vit_jax.execution import tpu
 from vit_jax.kernels import attention_shape
-from vit_jax.models import AttentionExtras
+from vit_jax.models import AttentionExtras, NormParameters
 
 # (images, tokens, heads, head_dim, dtype, tokens without a place, a table for each head, largest offset (0: all),
 # whether queries and keys are normalised and rotated)
@@ -44,7 +44,7 @@ def check(images, tokens, heads, head_dim, dtype, first, per_head, clip, changed
     packing, kind = choose_packing(tokens, heads, images), kernels.RelativeKind(first, per_head)
 
     def ours(qkv, bias, norms, table):
-        change = AttentionExtras(norms, EPSILON, angles)
+        change = AttentionExtras(tuple(NormParameters("layer", *norm, EPSILON) for norm in norms), angles)
         tables = (
             tpu.kernel_tables(change, tpu.norm_rows(change), packing, heads, head_dim),
             (kernels.spread_table(table, packing),),

@@ -9,7 +9,7 @@ from tests.measurements.helpers import MODEL, make_bench
 from vit_jax import UserError, measure, measurements
 from vit_jax.data import loader
 from vit_jax.execution import AttentionSizes, attention_kinds
-from vit_jax.measurements import curve, steps
+from vit_jax.measurements import cpu_losses, steps
 from vit_jax.measurements.attention_forms import compare_times
 from vit_jax.measurements.bench import Timing
 from vit_jax.measurements.workloads import MeasuredStep
@@ -135,14 +135,14 @@ def test_the_curve_is_that_of_a_cpu_and_not_one_of_fewer_digits(monkeypatch):
     bench = make_bench(seconds=0)  # for the first steps only
     [right] = measurements.measure_curve(bench)
     assert right.verdict == "" and right.measured < 1e-6 and right.name.startswith("losses of 20 steps")
-    exact = curve.make_config
+    exact = cpu_losses.make_config
 
     def rounded(mesh):
         config = exact(mesh)
         config.model.dtype = "bfloat16"
         return config
 
-    monkeypatch.setattr(curve, "make_config", rounded)
+    monkeypatch.setattr(cpu_losses, "make_config", rounded)
     [wrong] = measurements.measure_curve(bench)
     assert wrong.verdict == "worse" and wrong.advice == "curve"
     [large] = measurements.measure_curve(make_bench(devices=jax.devices()[:3]))

@@ -270,9 +270,8 @@ def test_rms_norm_is_the_direct_evaluation():
     """Of rows whose mean is not zero; in training as in the plain form, and no norm has a bias."""
     x, scale = np.random.default_rng(0).normal(2, 1, (5, 32)), np.linspace(0.5, 2, 32)
     expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * scale
-    np.testing.assert_allclose(
-        models.rms_norm(*(jnp.asarray(each, jnp.float32) for each in (x, scale)), 1e-3), expected, atol=1e-5
-    )
+    norm = models.NormParameters("rms", jnp.asarray(scale, jnp.float32), None, 1e-3)
+    np.testing.assert_allclose(models.PlainOps().norm(jnp.asarray(x, jnp.float32), norm), expected, atol=1e-5)
     model = tiny(norm="rms", qk_norm=True, mlp_norm=True, pre_norm=True, depth=1)
     params = params_of(model)
     assert not [name for name in tree.flatten(params) if "norm" in name and name.endswith("/bias")]

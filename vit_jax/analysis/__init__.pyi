@@ -1,4 +1,4 @@
-from . import drawings as drawings
+from . import figure_captions as figure_captions
 from . import figures as figures
 from . import html as html
 from . import look_page as look_page
@@ -7,6 +7,7 @@ from . import notebook as notebook
 from . import observe as observe
 from . import plot as plot
 from . import run_page as run_page
+from .colours import THEMES as THEMES
 from .doubts_page import Doubt as Doubt
 from .doubts_page import make_doubts_page as make_doubts_page
 from .page_server import HOST as HOST

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from vit_jax.analysis.colours import CURVE_COLOURS, GREY
 from vit_jax.monitoring import RunFolder
 
 try:
@@ -26,9 +27,6 @@ except ModuleNotFoundError as error:
 BUCKETS = 1000  # groups of points in a long curve, see `thin_out`
 TOP = ("top5", "top5_all")
 MAX_DOTTED_POINTS = 40  # points up to which each has a dot
-GREY = "#767676"
-# Okabe and Ito's, which colour-blind readers can tell apart, without the yellow.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333")
 ALTERNATION = 10  # pixels that equal curves have in turn
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
@@ -102,7 +100,7 @@ class Plot:
 
 def colours_of(count: int) -> list[str]:
     """Returns colours of so many runs: if they are many, of their order, from dark to light."""
-    return list(COLOURS[:count]) if count <= len(COLOURS) else list(viridis(count + count // 5))[:count]
+    return list(CURVE_COLOURS[:count]) if count <= len(CURVE_COLOURS) else list(viridis(count + count // 5))[:count]
 
 
 def find_equal(curves: Sequence[Curve]) -> list[list[Curve]]:

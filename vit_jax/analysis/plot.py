@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from vit_jax import printable, reason
+from vit_jax.analysis.colours import THEMES, Theme
 from vit_jax.data.images import read_image
 from vit_jax.model import Model
 from vit_jax.monitoring import is_percent_metric
@@ -42,16 +43,6 @@ MAX_COUNTED = 12  # classes of a confusion matrix with numbers
 
 # Label of the axis -> suffix of the metrics plotted there, factor.
 PANELS = {"loss (nats)": ("/loss", 1), "accuracy (%)": ("/accuracy", 100), "learning rate": ("/lr", 1)}
-
-Theme = Literal["light", "dark"]
-
-EXTRA_COLOURS = ("#cc79a7", "#8c959f", "#f0e442")
-# Theme -> background, text and lines, grid, colours of data. The colours are Okabe and Ito's, which colour-blind
-# readers can tell apart.
-THEMES: dict[Theme, tuple[str, str, str, tuple[str, ...]]] = {
-    "light": ("#ffffff", "#1f2328", "#8c959f", ("#0072b2", "#d55e00", "#009e73", *EXTRA_COLOURS, "#56b4e9", "#e69f00")),
-    "dark": ("#0d1117", "#e6edf3", "#656c76", ("#56b4e9", "#e69f00", "#009e73", *EXTRA_COLOURS, "#0072b2", "#d55e00")),
-}
 
 # Bars that consist of parts, in groups, each group with its limit.
 Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  # group -> bar -> part of the bar -> size; all keys are names

@@ -10,7 +10,8 @@ from jaxtyping import Int
 
 from vit_jax import NPZ_ERRORS, UserError, printable, user_errors
 from vit_jax.analysis import html
-from vit_jax.analysis.plot import THEMES, confusion, encode_pixels, encode_themed
+from vit_jax.analysis.colours import THEMES
+from vit_jax.analysis.plot import confusion, encode_pixels, encode_themed
 from vit_jax.monitoring import RunFolder
 
 MAX_LISTED_CLASSES, MAX_DRAWN_CLASSES = 20, 1000  # with at most so many classes the matrix is a table, a picture

@@ -1,16 +1,64 @@
-"""Lets all hosts agree on the step at which they end or save.
+"""What ends or saves a run before its time: SIGTERM, a timer, and the agreement of all hosts on the step.
 
 All hosts run the same programs on their devices in the same order, and count them. Host 0 opens a round of agreement
 for each event (a stop or a save). In a round every host pauses before its next program and publishes its count. The
 event then happens on all hosts at the largest count plus one.
 """
 
+import os
+import select
+import signal
 import threading
+import time
+from collections.abc import Callable
 from typing import Literal
 
 from vit_jax.distributed.coordination import ProcessGroup
 
 Event = Literal["stop", "save"]
+
+
+class TerminationSignal:
+    """Reacts to SIGTERM in a thread of its own, because the main thread may be compiling or waiting for other hosts."""
+
+    def take_over(self) -> None:
+        """Replaces the handler of SIGTERM. Must be called in the main thread."""
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._handler_before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    def give_back(self) -> None:
+        """Restores the previous handler. Must be called in the main thread."""
+        signal.signal(signal.SIGTERM, self._handler_before)
+        signal.set_wakeup_fd(self._wakeup_before)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until a signal comes, at most some seconds, and returns whether it was SIGTERM."""
+        readable, _, _ = select.select([self._pipe[0]], [], [], seconds)
+        return bool(readable) and signal.SIGTERM in os.read(self._pipe[0], 4096)
+
+
+class SaveTimer:
+    """Tells when the next save is due.
+
+    Attributes:
+        interval: seconds between two saves; None: no save is ever due.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        """Starts to count. `clock` returns seconds."""
+        self._clock = clock
+        self.interval: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts to count the time until the next save anew."""
+        self._since = self._clock()
+
+    def is_over(self) -> bool:
+        """Returns whether a save is due."""
+        return self.interval is not None and self._clock() - self._since > self.interval
 
 
 class StepAgreement:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from vit_jax import Preempted
 from vit_jax.distributed.coordination import Json, ProcessGroup, current_group, join_cluster
-from vit_jax.distributed.host_monitor import HostMonitor, SaveTimer, make_host_group
+from vit_jax.distributed.lost_or_stuck_hosts import HostMonitor, make_host_group
+from vit_jax.distributed.preemption import SaveTimer
 from vit_jax.monitoring import Category, Ledger
 
 PREEMPTED = "preempted; there was nothing new to save. Run the same command again to continue."

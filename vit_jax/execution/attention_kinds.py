@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.execution.choose import SMALLEST_TPU, AttentionSizes, choose_attention, choose_packing
-from vit_jax.execution.norms_and_products import add_bias, norm, product
+from vit_jax.execution.forms_by_chip import SMALLEST_TPU, AttentionSizes, choose_attention, choose_packing
+from vit_jax.execution.norms_and_products import add_bias, normalise, product
 from vit_jax.execution.sparse_attention import attend_in_pattern
 from vit_jax.execution.tpu import fused
 from vit_jax.kernels import Packing
@@ -40,7 +40,7 @@ def project(x: Tokens, kernel: QKVKernel, bias: QKVBias, extras: AttentionExtras
     """Returns the queries, keys and values of all images (equation 5), normalised and rotated as `extras` says."""
     kernel = gather(kernel, "qkv/kernel", x.dtype)
     qkv = constrain(add_bias(product(x, kernel), bias), ("batch", "tokens", "qkv", "heads", "head_dim"))
-    return extras.normalised_and_rotated(qkv, norm)
+    return extras.normalised_and_rotated(qkv, normalise)
 
 
 def heads_first(qkv: QKV, scores: ScoreFunction | None = None) -> tuple[Attended, AttentionWeights]:
@@ -138,8 +138,8 @@ def cudnn(
 def fastest_attention(sizes: AttentionSizes) -> Attention:
     """Returns attention by the fastest form for the platform that the program is lowered for: `attention=auto`.
 
-    It is for models for which no device was chosen, as `Model.for_device` does. `choose.FASTEST_ATTENTION` says which
-    form that is; for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The
+    It is for models for which no device was chosen, as `Model.for_device` does. `FASTEST_ATTENTION` says which form it
+    is; for TPUs, if the model is traced for other devices, it is the form of those with the least memory. The
     compiled program does not contain the other forms. cuDNN is never chosen, since its rows would have to be packed for
     it. A pattern without relative positions is computed in blocks from `IN_BLOCKS` tokens on. Only reverse-mode
     differentiation works.

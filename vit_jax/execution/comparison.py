@@ -13,17 +13,19 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.execution.attention_kinds import ATTENTIONS, Attention
-from vit_jax.execution.choose import AttentionSizes, attention_sizes, choose_packing, choose_shape
 from vit_jax.execution.dense_layers import narrow, widen
+from vit_jax.execution.forms_by_chip import AttentionSizes, attention_sizes, choose_packing, choose_shape
 from vit_jax.execution.norms_and_products import layer_norm
 from vit_jax.kernels import Packing, choose_division, fused_mlp, gelu_tanh
 from vit_jax.models import (
     NO_EXTRAS,
+    NORMS,
     RELATIVES,
     ROTARIES,
     AttentionExtras,
     AttentionKind,
     ModelSpec,
+    NormParameters,
     QKVBias,
     QKVKernel,
     Rows,
@@ -80,10 +82,12 @@ def draw_extras(spec: ModelSpec, heads: int) -> AttentionExtras:
     clipped table's first and last row are sums of most pairs, in which roundings to bfloat16 outweigh what is left.
     """
     drawn = 0.1 * np.random.default_rng(1).standard_normal((2, 2, spec.head_dim), np.float32)
-    has_bias = spec.block.norm == "layer"
-    norms = [(jnp.asarray(1 + scale), jnp.asarray(bias) if has_bias else None) for scale, bias in drawn]
-    norms = norms if spec.attention.qk_norm else []
-    extras = AttentionExtras(tuple(norms), spec.block.norm_epsilon, ROTARIES[spec.position.rotary](spec))
+    kind, epsilon = spec.block.norm, spec.block.norm_epsilon
+    norms = [
+        NormParameters(kind, jnp.asarray(1 + scale), jnp.asarray(bias) if NORMS[kind].has_bias else None, epsilon)
+        for scale, bias in drawn
+    ]
+    extras = AttentionExtras(tuple(norms) if spec.attention.qk_norm else (), ROTARIES[spec.position.rotary](spec))
     if not spec.position.is_relative:
         return extras
 

@@ -1,7 +1,7 @@
 """The operations of a model on devices: rows of one matrix, their packing, and the forms that the spec names."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from vit_jax.execution import dense_layers, norms_and_products
 from vit_jax.execution.attention_kinds import ATTENTIONS, fastest_attention
-from vit_jax.execution.choose import AttentionSizes, allows_fused_mlp, choose_packing, sizes_of_images
 from vit_jax.execution.dense_layers import MLPS
+from vit_jax.execution.forms_by_chip import AttentionSizes, allows_fused_mlp, choose_packing, sizes_of_images
 from vit_jax.execution.stack import run_blocks
 from vit_jax.execution.tpu import add_fused_mlp
 from vit_jax.kernels import Packing, gelu_tanh
@@ -22,13 +22,15 @@ from vit_jax.models import (
     BlockStep,
     Channels,
     ModelSpec,
-    NormArrays,
+    NormParameters,
     PlainOps,
+    Projection,
     QKVBias,
     QKVKernel,
     Rows,
     Tokens,
     TwoLayers,
+    as_matrix_of_patches,
 )
 from vit_jax.sharding import constrain, gather, local_size
 from vit_jax.tree import ArrayTree
@@ -40,7 +42,7 @@ ALONE = Packing(1, 1, 1)
 class DeviceOps(PlainOps):
     """The operations of `PlainOps` in the forms that a spec names, on the mesh for which the model is traced.
 
-    `PlainOps` says what each method computes; here stands only how.
+    What each method computes is documented in `PlainOps`; this class documents only how.
     The tokens of all images are rows of one matrix: all arrays of the blocks then have one layout in memory, that of
     their products.
 
@@ -90,9 +92,9 @@ class DeviceOps(PlainOps):
         """See `PlainOps`."""
         return dense_layers.dense(x, self._cast(kernel, x.dtype), bias, name)
 
-    def norm(self, x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
-        """Returns LayerNorm, whose backward pass is written out, or RMSNorm."""
-        return norms_and_products.norm(x, scale, bias, epsilon)
+    def norm(self, x: Rows, norm: NormParameters) -> Rows:
+        """Returns the normalised rows. The backward pass of LayerNorm is written out."""
+        return norms_and_products.normalise(x, norm)
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the approximate GELU, whose gradient has few operations."""
@@ -101,22 +103,27 @@ class DeviceOps(PlainOps):
     def embed(
         self,
         patches: Float[Array, "batch patches inputs"],
-        kernel: Float[Array, "size size channels width"],
-        added: Float[Array, "tokens width"],
+        projection: Projection,
+        learned: Sequence[Float[Array, "_ width"]],
+        positions: Float[Array, "tokens width"] | None,
         replaced: tuple[Bool[Array, "batch patches"], Channels] | None,
         drop: Callable[[Rows, PlainOps], Rows],
     ) -> Rows:
-        """Returns the rows of [0; x E] + `added` (equation 1), after dropout; see `PlainOps.embed`.
+        """Returns the rows of equation 1 after dropout, see `PlainOps.embed`, as [0; x_1 K; ...] + `added`.
 
-        Images share no rows before dropout. The empty rows are there from the patches on, so that the sum is one pass.
+        K is the kernel of E, and `added` is what is the same for all images: the learned tokens and, for every patch,
+        the bias of E; plus the positions. Images share no rows before dropout. The empty rows are there from the
+        patches on, so that the sum is one pass.
         """
+        kernel, bias = projection
+        added = jnp.concatenate([*learned, jnp.broadcast_to(bias, (patches.shape[1], self.spec.width))])
+        if positions is not None:
+            added += positions
         stem = dataclasses.replace(self, packing=self.packing.unshared)
         kernel = gather(self._cast(kernel, patches.dtype), "embed/kernel", patches.dtype)
         before = len(added) - patches.shape[1]
         empty = (0, 0), (before, stem.packing.rows - len(added))
-        x = norms_and_products.product(
-            jnp.pad(patches, (*empty, (0, 0))), jnp.moveaxis(kernel, 2, 0).reshape(-1, self.spec.width)
-        )
+        x = norms_and_products.product(jnp.pad(patches, (*empty, (0, 0))), as_matrix_of_patches(kernel))
         if replaced is not None:
             masked, mask = replaced
             x = jnp.where(jnp.pad(masked, empty)[..., None], norms_and_products.add_bias(jnp.zeros_like(x), mask), x)
@@ -168,16 +175,14 @@ class DeviceOps(PlainOps):
         _, narrow = MLPS[self.spec.block.mlp]
         return narrow(hidden, self._cast(kernel, hidden.dtype), bias)
 
-    def add_mlp(
-        self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
-    ) -> Rows:
+    def add_mlp(self, x: Rows, norm: NormParameters, mlp: TwoLayers, branch: Callable[[Rows], Rows]) -> Rows:
         """Returns x + branch(mlp(norm(x))), by one TPU kernel if the spec names it and a device has all channels."""
         spec, x = self.spec, checkpoint_name(x, "between")
         whole = local_size("mlp", spec.mlp_dim) == spec.mlp_dim
         if not (spec.block.mlp == "fused" and allows_fused_mlp(spec) and whole):
-            return super().add_mlp(x, norm, epsilon, mlp, branch)
+            return super().add_mlp(x, norm, mlp, branch)
         first, second = ((self._cast(kernel, x.dtype), bias) for kernel, bias in mlp.arrays())
-        return add_fused_mlp(x, norm, first, second, epsilon, self.packing)
+        return add_fused_mlp(x, norm, first, second, self.packing)
 
     def run_blocks(
         self, step: BlockStep, x: Rows, stacks: tuple[ArrayTree, ...], rates: Array

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import models
-from vit_jax.models import Channels, Rows
+from vit_jax.models import NORMS, Channels, NormParameters, Rows
 
 Wide: TypeAlias = Float[Array, "*rows wide"]
 Narrow: TypeAlias = Float[Array, "*rows narrow"]
@@ -121,9 +121,11 @@ def _flat(x: Array) -> Array:
 narrowing_product.defvjp(_product_forward, _narrowing_backward)
 
 
-def norm(x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
-    """Returns LayerNorm of each row; without a bias, RMSNorm. See `models.PlainOps.norm`."""
-    return models.rms_norm(x, scale, epsilon) if bias is None else layer_norm(x, scale, bias, epsilon)
+def normalise(x: Rows, norm: NormParameters) -> Rows:
+    """Returns the normalised rows, see `models.PlainOps.norm`; LayerNorm by `layer_norm`."""
+    if norm.kind == "layer":
+        return layer_norm(x, norm.scale, norm.bias, norm.epsilon)
+    return NORMS[norm.kind].normalise(x, norm)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

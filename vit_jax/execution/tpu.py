@@ -10,12 +10,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax import kernels
-from vit_jax.execution.choose import relative_kind
 from vit_jax.execution.dense_layers import ROWS
+from vit_jax.execution.forms_by_chip import relative_kind
 from vit_jax.execution.norms_and_products import as_matrix, product
 from vit_jax.kernels import Packing, QKChange
-from vit_jax.models import AttentionExtras, DenseArrays, NormArrays, QKVBias, QKVKernel, Rows
+from vit_jax.models import AttentionExtras, DenseArrays, NormKind, NormParameters, QKVBias, QKVKernel, Rows
 from vit_jax.sharding import dimensions_of, per_device, sum_over, traced_device_kind
+
+# Norm of queries and keys that the TPU kernel computes -> whether it subtracts the mean.
+SUBTRACTS_MEAN: dict[NormKind, bool] = {"layer": True, "rms": False}
 
 
 def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: AttentionExtras) -> Rows:
@@ -32,7 +35,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
         x: Rows, norms: Array, relative: Array, kernel: QKVKernel, bias: QKVBias
     ) -> Float[Array, "*rows channels"]:
         _, _, heads, head_dim = kernel.shape
-        if extras.norms and extras.norms[0][1] is not None:
+        if extras.norms and SUBTRACTS_MEAN[extras.norms[0].kind]:
             kernel, bias = centred(kernel), centred(bias)
         projected = product(x, as_matrix(kernel, bias.size)).reshape(-1, packing.rows, bias.size)
         tables = kernel_tables(extras, norms, packing, heads, head_dim)
@@ -57,7 +60,7 @@ def fused(x: Rows, kernel: QKVKernel, bias: QKVBias, packing: Packing, extras: A
 def kernel_change(extras: AttentionExtras) -> QKChange | None:
     """Returns what the TPU kernel does to queries and keys; None: nothing."""
     rotates = extras.angles is not None
-    return QKChange(extras.epsilon if extras.norms else None, rotates) if extras.norms or rotates else None
+    return QKChange(extras.norms[0].epsilon if extras.norms else None, rotates) if extras.norms or rotates else None
 
 
 def centred(x: Float[Array, "*dims 3 heads head_dim"]) -> Float[Array, "*dims 3 heads head_dim"]:
@@ -73,9 +76,8 @@ def norm_rows(extras: AttentionExtras) -> Float[Array, "rows head_dim"]:
     """Returns four rows: scale and bias of the queries' norm, then of the keys'. There are no rows without norms."""
     if not extras.norms:
         return jnp.zeros((0, 1))
-    return jnp.stack(
-        [each for scale, bias in extras.norms for each in (scale, jnp.zeros_like(scale) if bias is None else bias)]
-    )
+    pairs = [(norm.scale, jnp.zeros_like(norm.scale) if norm.bias is None else norm.bias) for norm in extras.norms]
+    return jnp.stack([each for pair in pairs for each in pair])
 
 
 def kernel_tables(
@@ -100,27 +102,24 @@ def kernel_tables(
     return tuple(tables)
 
 
-def add_fused_mlp(
-    x: Rows, norm: NormArrays, first: DenseArrays, second: DenseArrays, epsilon: float, packing: Packing
-) -> Rows:
+def add_fused_mlp(x: Rows, norm: NormParameters, first: DenseArrays, second: DenseArrays, packing: Packing) -> Rows:
     """Returns x + MLP(LayerNorm(x)) by one TPU kernel.
 
     Args:
         x: the rows of all images.
-        norm: scale and bias of the LayerNorm.
+        norm: the LayerNorm.
         first: kernel and bias of the first dense layer.
         second: those of the second one.
-        epsilon: the epsilon of the LayerNorm.
         packing: the packing of the rows.
     """
     (kernel1, bias1), (kernel2, bias2) = first, second
 
     def run(x: Rows, vectors: Float[Array, "3 width"], kernel1: Array, bias1: Array, kernel2: Array) -> Rows:
         memory = kernels.choose_division(traced_device_kind()).memory
-        y = kernels.fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], epsilon, memory)
+        y = kernels.fused_mlp(x, vectors[:2], kernel1, bias1, kernel2, vectors[2], norm.epsilon, memory)
         return sum_over("mlp", y)  # one device has all hidden channels: the sum states it
 
     # Vectors of the width are passed like rows, so that they are not rounded where they are gathered.
     names = "dense1/kernel", "dense1/bias", "dense2/kernel"
     run = per_device(run, (ROWS, ("norms", "channels")), names, ROWS, packing.rows)
-    return run(x, jnp.stack([*norm, bias2]), kernel1, bias1, kernel2)
+    return run(x, jnp.stack([norm.scale, norm.bias, bias2]), kernel1, bias1, kernel2)

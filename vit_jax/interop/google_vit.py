@@ -124,8 +124,8 @@ def unsupported(spec: ModelSpec, layout: str) -> dict[str, bool]:
         f"position embeddings of type {position.kind}": position.kind
         not in (("learned",) if is_google else ("learned", "sincos2d")),
         f"position_rows {position.rows}": position.rows not in (("all",) if is_google else ("all", "patches")),
-        "class token and mean pooled together": spec.head.pooling == "token_gap",
-        "attention pooling": spec.head.pooling == "map" and is_google,
+        f"pooling {spec.head.pooling}": spec.head.pooling
+        not in (("token", "gap") if is_google else ("token", "gap", "map")),
         "hybrid models (ResNet stem)": spec.stem.kind == "resnet" and not is_google,
     }
     rows, columns = spec.grid
@@ -227,7 +227,7 @@ GOOGLE = Family(
     names=GOOGLE_NAMES,
     fields=infer_fields,
     table=parameter_table,
-    requires=required_defaults(STATED),
+    requires=required_defaults(STATED) | {"stem": ("patches", "resnet")},
     unsupported=functools.partial(unsupported, layout="google"),
 )
 BIG_VISION = dataclasses.replace(

@@ -399,7 +399,7 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
     stated.check_sizes(_comparable(fields))
     gated = {"activation": "swiglu"} if fields.get("activation") == "swiglu" else {}
     fields = fields | stated.fields | gated
-    if fields.get("pooling") in ("token", "token_gap"):  # these poolings have a class token in any case
+    if fields.get("pooling") in models.CLASS_POOLINGS:  # these have a class token in any case
         fields["class_token"] = "auto"
     count = fields["num_classes"]
     known = stated.class_names if stated.class_names and len(stated.class_names) == count else None

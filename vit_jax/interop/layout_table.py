@@ -22,7 +22,7 @@ from vit_jax.interop import (
 )
 from vit_jax.interop.layout import Family, Layout
 from vit_jax.interop.model_description import MODEL_FILE
-from vit_jax.interop.onnx_file import write_onnx
+from vit_jax.interop.onnx_model import write_onnx
 from vit_jax.interop.published_config import read_json_object
 from vit_jax.interop.stablehlo import write_stablehlo
 from vit_jax.storage import expand_home

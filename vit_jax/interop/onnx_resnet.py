@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.interop.onnx_graph import Arrays, Graph, Value
+from vit_jax.interop.onnx_builder import Arrays, Graph, Value
 from vit_jax.models import BitSpec, ModelSpec, bit, resnet
 
 GROUPS = 32

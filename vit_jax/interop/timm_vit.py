@@ -68,7 +68,15 @@ OLDER_NAMES = (
     (r"^(blocks\.\d+\.mlp\.)w12\.", r"\1fc1."),
     (r"^(blocks\.\d+\.mlp\.)w3\.", r"\1fc2."),
 )
-# Fields that the arrays or the configuration state or `unsupported` checks. Any other field must have its default.
+# The words of fields of `STATED` that timm's VisionTransformer computes.
+COMPUTED = {
+    "pooling": ("token", "gap", "map"),
+    "norm": ("layer", "rms"),
+    "qkv_bias": ("all", "none"),
+    "stem": ("patches", "resnet"),
+    "activation": (*timm_config.ACTIVATIONS, "swiglu"),
+}
+# Fields that arrays or configuration state, or that `COMPUTED` or `unsupported` checks. All others must have defaults.
 STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "final_norm", "class_token", "registers", "qk_norm", "head"),
     *("position", "position_rows", "position_place", "relative_tables", "relative_clip", "rotary", "rotary_grid"),
@@ -176,7 +184,6 @@ def unsupported(spec: ModelSpec, norm_epsilon: float) -> dict[str, bool]:
         f"{spec.block.kind} blocks": spec.block.kind != "standard",
         "rotary positions": spec.position.rotary != "none",
         "a head of patches": spec.head.kind == "patches",
-        "class token and mean pooled together": spec.head.pooling == "token_gap",
         "a tanh layer (pre_logits)": spec.head.pre_logits,
         f"norm_epsilon {spec.block.norm_epsilon:g}": spec.block.norm_epsilon != norm_epsilon,
         "a ResNet with stem_epsilons released": spec.stem.kind == "resnet" and spec.stem.epsilons == "released",
@@ -219,7 +226,7 @@ FAMILY = Family(
     fields=infer_fields,
     untold=("num_heads",),
     table=parameter_table,
-    requires=required_defaults(STATED) | {"embed_bias": (True,), "qkv_bias": ("all", "none")},
+    requires=required_defaults(STATED) | COMPUTED | {"embed_bias": (True,)},
     unsupported=functools.partial(unsupported, norm_epsilon=EPSILON),
     # timm's class token has a position only if all tokens have one.
     position_rows=lambda spec: spec.position_rows if spec.position_rows == spec.prefix_rows else 0,
@@ -233,6 +240,7 @@ LINEAR = dataclasses.replace(
     names=NAMES._replace(heads={"head": "linear_head."}),
     classifiers=("linear_head.",),
     fields=infer_linear,
+    requires={**FAMILY.requires, "pooling": ("token_gap",)},
     is_written=False,
 )
 NAFLEX = dataclasses.replace(  # of SigLIP 2, whose positions are resampled as in big_vision
@@ -257,6 +265,7 @@ CLIP = dataclasses.replace(
     marks=(*FAMILY.marks, r"norm_pre\.weight"),
     fields=infer_clip,
     requires=required_defaults((*STATED, "pre_norm", "projection"))
+    | COMPUTED
     | {
         "pre_norm": (True,),
         "norm": ("layer",),

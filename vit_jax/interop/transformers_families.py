@@ -26,7 +26,7 @@ STATED = (
     *("width", "depth", "mlp_dim", "num_heads", "pooling", "class_token", "registers", "position_rows", "activation"),
     *("norm_epsilon", "layer_scale", "image_mean", "image_std", "stages", "head"),
 )
-ALL = required_defaults(STATED)
+ALL = required_defaults(STATED) | {"activation": tuple(transformers_config.WORDS)}
 PLAIN = ALL | {"layer_scale": (0.0,), "activation": ("gelu", "gelu_tanh", "quick_gelu"), "class_token": ("auto",)}
 
 # distilled_head -> (our name of a head -> its prefix in the file)

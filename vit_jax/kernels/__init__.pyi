@@ -3,8 +3,8 @@ from .attention_shape import AttentionShape as AttentionShape
 from .attention_shape import choose_attention_shape as choose_attention_shape
 from .compiler_options import before_strided_convolution as before_strided_convolution
 from .compiler_options import choose_options as choose_options
-from .dispatch import interpret_kernels as interpret_kernels
 from .gelu import gelu_tanh as gelu_tanh
+from .kernel_or_plain import interpret_kernels as interpret_kernels
 from .mlp_kernel import fused_mlp as fused_mlp
 from .mlp_shape import MlpSizes as MlpSizes
 from .mlp_shape import choose_mlp_step as choose_mlp_step

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.kernels.attention_bodies import backward_kernel, forward_kernel
 from vit_jax.kernels.attention_shape import AttentionShape, make_shape, relative_bytes
-from vit_jax.kernels.dispatch import kernel_or_plain, varying_like
+from vit_jax.kernels.kernel_or_plain import kernel_or_plain, varying_like
 from vit_jax.kernels.packing import ROW_TILE, Packing, round_up
 from vit_jax.kernels.qk_change import QKChange
 from vit_jax.kernels.qk_change_steps import FusedQKV, apply_change

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from vit_jax.kernels.dispatch import Kernel, Plain, kernel_or_plain, varying_like
+from vit_jax.kernels.kernel_or_plain import Kernel, Plain, kernel_or_plain, varying_like
 from vit_jax.kernels.mlp_bodies import (
     Hidden,
     Narrowing,

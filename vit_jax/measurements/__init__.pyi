@@ -1,7 +1,7 @@
 from .attention_forms import measure_attention as measure_attention
 from .bench import Bench as Bench
 from .bus_bandwidth import measure_collectives as measure_collectives
-from .curve import measure_curve as measure_curve
+from .cpu_losses import measure_curve as measure_curve
 from .loading import measure_loading as measure_loading
 from .machine_record import MachineRecord as MachineRecord
 from .machine_record import Section as Section

@@ -5,7 +5,8 @@ from flax.linen.initializers import xavier_uniform
 
 from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Pattern
 from vit_jax.models.layers import Dense, norm_of
-from vit_jax.models.operations import PlainOps, Rows
+from vit_jax.models.norms import Rows
+from vit_jax.models.operations import PlainOps
 from vit_jax.models.position import RELATIVES, RelativeTable, relative_table
 from vit_jax.models.rotary import ROTARIES
 from vit_jax.models.spec import BiasedProjections, ModelSpec
@@ -47,11 +48,11 @@ class SelfAttention(nn.Module):
         return out_projection(spec, self.ops)(attended), weights  # equation 8
 
     def _extras(self, shared: RelativeTable | None) -> AttentionExtras:
-        spec, ops, epsilon, relative = self.spec, self.ops, self.spec.block.norm_epsilon, None
+        spec, ops, relative = self.spec, self.ops, None
         names = ("query_norm", "key_norm") if spec.attention.qk_norm else ()
-        norms = tuple(norm_of(spec.block, ops, name).arrays(spec.head_dim) for name in names)
+        norms = tuple(norm_of(spec.block, ops, name).parameters(spec.head_dim) for name in names)
         if spec.position.is_relative:
             table = relative_table(self.param, spec) if shared is None else shared
             relative = RELATIVES[spec.position.kind](spec, table)
         pattern = Pattern(spec) if spec.attention.is_sparse else None
-        return AttentionExtras(norms, epsilon, ROTARIES[spec.position.rotary](spec), relative, pattern)
+        return AttentionExtras(norms, ROTARIES[spec.position.rotary](spec), relative, pattern)

@@ -6,19 +6,18 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.models.norms import NormParameters
 from vit_jax.models.pattern import attended_pairs
 from vit_jax.models.position import RelativeBias, RelativePositions
 from vit_jax.models.rotary import Angles, rotate
 from vit_jax.models.spec import ModelSpec
 
-Channels: TypeAlias = Float[Array, " width"]
-NormArrays: TypeAlias = tuple[Channels, Channels | None]  # scale and bias; without a bias it is RMSNorm
 QKV: TypeAlias = Float[Array, "batch tokens 3 heads head_dim"]
 PerToken: TypeAlias = Float[Array, "batch tokens heads head_dim"]
 AttentionWeights: TypeAlias = Float[Array, "batch heads queries keys"]
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 ScoreFunction: TypeAlias = Callable[[Queries], AttentionWeights]  # scaled queries -> what is added to their scores
-Norm: TypeAlias = Callable[[PerToken, Channels, Channels | None, float], PerToken]
+Normalise: TypeAlias = Callable[[PerToken, NormParameters], PerToken]
 
 
 class Pattern(NamedTuple):
@@ -36,27 +35,24 @@ class AttentionExtras(NamedTuple):
     """The additions of a model to equations 5 to 7; by default, there are none.
 
     Attributes:
-        norms: scale and bias of the norm of queries, then of keys, over the channels of each head; empty: none.
-        epsilon: the epsilon of these norms.
+        norms: the norm of queries, then of keys, over the channels of each head; empty: none.
         angles: by which queries and keys are rotated after their norm; None: not at all.
         relative: the relative positions; None: there are none.
         pattern: which tokens attend to which; None: all to all.
     """
 
-    norms: tuple[NormArrays, ...] = ()
-    epsilon: float = 0.0
+    norms: tuple[NormParameters, ...] = ()
     angles: Angles | None = None
     relative: RelativePositions | RelativeBias | None = None
     pattern: Pattern | None = None
 
-    def normalised_and_rotated(self, qkv: QKV, norm: Norm) -> QKV:
+    def normalised_and_rotated(self, qkv: QKV, normalise: Normalise) -> QKV:
         """Returns normalised and rotated queries and keys, and the unchanged values."""
         if not self.norms and self.angles is None:
             return qkv
         changed = [qkv[:, :, part] for part in range(2)]
         if self.norms:
-            pairs = zip(changed, self.norms, strict=True)
-            changed = [norm(part, *arrays, self.epsilon) for part, arrays in pairs]
+            changed = [normalise(part, norm) for part, norm in zip(changed, self.norms, strict=True)]
         if self.angles is not None:
             changed = [rotate(part, self.angles) for part in changed]
         return jnp.stack([*changed, qkv[:, :, 2]], axis=2)

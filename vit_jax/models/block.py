@@ -11,7 +11,8 @@ from vit_jax.models.attention import SelfAttention
 from vit_jax.models.attention_extras import AttentionWeights
 from vit_jax.models.layers import dropout, norm_of
 from vit_jax.models.mlp import Mlp
-from vit_jax.models.operations import PlainOps, Rows
+from vit_jax.models.norms import Rows
+from vit_jax.models.operations import PlainOps
 from vit_jax.models.position import PositionTable, RelativeTable, relative_table, table_of_tokens
 from vit_jax.models.spec import BlockKind, ModelSpec
 
@@ -63,9 +64,8 @@ class Block(nn.Module):
         y, weights = SelfAttention(spec, ops, name="attention")(y, shared if spec.position.is_relative else None)
         x = x + self._branch("layer_scale1", dropout(self, y, ops), drop_rate)
         # Equation 3: z = MLP(LN(z')) + z'. One operation, since one kernel may compute it.
-        epsilon, mlp = spec.block.norm_epsilon, Mlp(spec, ops, name="mlp")
-        norm = norm_of(spec.block, ops, "norm2").arrays(spec.width)
-        x = ops.add_mlp(x, norm, epsilon, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
+        norm, mlp = norm_of(spec.block, ops, "norm2").parameters(spec.width), Mlp(spec, ops, name="mlp")
+        x = ops.add_mlp(x, norm, mlp, lambda y: self._branch("layer_scale2", y, drop_rate))
         return ops.place(x, "batch", "width"), weights
 
     def _branch(self, name: str, x: Rows, drop_rate: float | Float[Array, ""]) -> Rows:

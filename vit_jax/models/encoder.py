@@ -10,7 +10,8 @@ from jaxtyping import Array
 from vit_jax.models.adapters import is_adapted, merge_adapters
 from vit_jax.models.block import BLOCKS, shared_positions
 from vit_jax.models.layers import norm_of
-from vit_jax.models.operations import PlainOps, Rows, Tokens
+from vit_jax.models.norms import Rows
+from vit_jax.models.operations import PlainOps, Tokens
 from vit_jax.models.spec import ROTARY_THETA, DepthSchedule, ModelSpec, PositionSpec
 from vit_jax.tree import ArrayTree
 
@@ -42,7 +43,7 @@ class Encoder(nn.Module):
                 weights [depth, batch, heads, tokens, tokens], where axial blocks have twice as many heads.
         """
         spec, ops = self.spec, self.ops
-        # Applied to one layer's slice of the stacked parameters.
+        # `step` applies the block to a slice of the stacked parameters, so it is no submodule.
         block = BLOCKS[spec.block.kind](spec, ops, parent=None)
         stacks = self._stacks()
         shared = shared_positions(self, spec, ops)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax import UserError
-from vit_jax.models.layers import NORMS
+from vit_jax.models.layers import Norm
 from vit_jax.models.operations import PlainOps
 from vit_jax.models.resnet import FeatureMap
 from vit_jax.models.spec import ModelSpec
@@ -80,7 +80,7 @@ def take_maps(
             x, rows, patch = out["blocks"][place], spec.prefix_rows, spec.stem.patch_size
             if norm and spec.head.final_norm == "tokens":
                 own = {"params": jax.tree.map(jnp.asarray, params["encoder"]["norm"])}
-                x = NORMS[spec.block.norm](spec.block.norm_epsilon, ops, parent=None).apply(own, x)
+                x = Norm(spec.block.norm, spec.block.norm_epsilon, ops, parent=None).apply(own, x)
             maps.append(x[:, rows:].reshape(len(x), size[0] // patch, size[1] // patch, -1))
             prefixes.append(x[:, :rows])
             continue

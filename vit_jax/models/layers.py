@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.models.attention_extras import NormArrays
-from vit_jax.models.operations import DenseArrays, PlainOps, Rows
+from vit_jax.models.norms import NORMS, NormParameters, Rows
+from vit_jax.models.operations import DenseArrays, PlainOps
 from vit_jax.models.spec import BlockSpec, NormKind
 
 
 class Dense(nn.Module):
-    """A dense layer. Its name tells which dimensions the kernel has; see `sharding/tables.py`.
+    """A dense layer. Its name tells which dimensions the kernel has; see `sharding/axis_rules.py`.
 
     Another module may take its `arrays` alone, for an operation that computes more than this layer.
     """
@@ -20,14 +20,16 @@ class Dense(nn.Module):
     ops: PlainOps
     kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
-    inputs: tuple[int, ...] = ()  # of the kernel; (): the last dimension of `x`, otherwise perhaps several for it
-    biased: tuple[int, ...] | None = None  # which of the first dimension of the features have a bias; None: all
+    # The input dimensions of the kernel, whose product is the last dimension of `x`; (): that dimension itself.
+    inputs: tuple[int, ...] = ()
+    # Which indices of the first dimension of the features have a bias; None: all.
+    biased: tuple[int, ...] | None = None
 
     @nn.compact
     def arrays(self, inputs: tuple[int, ...] = ()) -> DenseArrays:
-        """Returns the kernel [*inputs, *features] and the bias [*features]; `self.inputs`, if given, counts instead.
+        """Returns the kernel [*inputs, *features] and the bias [*features], which is 0 where there is none.
 
-        The bias is 0 where there is none.
+        The field `inputs`, if it is given, replaces the argument.
         """
         outputs = self.features if isinstance(self.features, tuple) else (self.features,)
         kernel = self.param("kernel", self.kernel_init, (*(self.inputs or inputs), *outputs))
@@ -59,39 +61,28 @@ def classifier(num_classes: int, std: float, bias: float, name: str, ops: PlainO
     return Dense(num_classes, ops, kernel_init, nn.initializers.constant(bias), name=name)
 
 
-class LayerNorm(nn.Module):
-    """LayerNorm over the last dimension. Another module may take its `arrays` alone, as those of `Dense`."""
+class Norm(nn.Module):
+    """A norm over the last dimension. Another module may take its `parameters` alone, as the arrays of `Dense`."""
 
+    kind: NormKind
     epsilon: float
     ops: PlainOps
 
     @nn.compact
-    def arrays(self, channels: int) -> NormArrays:
-        """Returns scale and bias."""
+    def parameters(self, channels: int) -> NormParameters:
+        """Returns what the norm is made of."""
         scale = self.param("scale", nn.initializers.ones, (channels,))
-        return scale, self.param("bias", nn.initializers.zeros, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,)) if NORMS[self.kind].has_bias else None
+        return NormParameters(self.kind, scale, bias, self.epsilon)
 
     def __call__(self, x: Rows) -> Rows:
-        """Returns the normalised, scaled and shifted rows in the dtype of `x`."""
-        scale, bias = self.arrays(x.shape[-1])
-        return self.ops.norm(x, scale, bias, self.epsilon)
+        """Returns the normalised rows in the dtype of `x`."""
+        return self.ops.norm(x, self.parameters(x.shape[-1]))
 
 
-class RmsNorm(LayerNorm):
-    """A norm without mean and bias over the last dimension, see `operations.rms_norm`."""
-
-    @nn.compact
-    def arrays(self, channels: int) -> NormArrays:
-        """Returns the scale, and None for the bias."""
-        return self.param("scale", nn.initializers.ones, (channels,)), None
-
-
-NORMS: dict[NormKind, type[LayerNorm]] = {"layer": LayerNorm, "rms": RmsNorm}
-
-
-def norm_of(block: BlockSpec, ops: PlainOps, name: str) -> LayerNorm:
+def norm_of(block: BlockSpec, ops: PlainOps, name: str) -> Norm:
     """Returns a norm of a model, the submodule `name` of the calling module."""
-    return NORMS[block.norm](block.norm_epsilon, ops, name=name)
+    return Norm(block.norm, block.norm_epsilon, ops, name=name)
 
 
 def dropout(module: nn.Module, x: Rows, ops: PlainOps) -> Rows:

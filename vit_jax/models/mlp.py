@@ -9,7 +9,8 @@ from flax.linen.initializers import xavier_uniform
 from jaxtyping import Array, Float
 
 from vit_jax.models.layers import Dense, dropout, norm_of
-from vit_jax.models.operations import DenseArrays, PlainOps, Rows
+from vit_jax.models.norms import Rows
+from vit_jax.models.operations import DenseArrays, PlainOps
 from vit_jax.models.spec import Activation, ModelSpec
 
 

@@ -6,7 +6,7 @@ the forms that suit a device, where the tokens of all images are rows of one mat
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Shaped
 
-from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights, Channels, NormArrays
+from vit_jax.models.attention_extras import AttentionExtras, AttentionWeights
+from vit_jax.models.norms import NORMS, Channels, NormParameters, Rows
 from vit_jax.models.spec import ModelSpec
 from vit_jax.tree import ArrayTree
 
-Rows: TypeAlias = Float[Array, "*rows width"]  # of the tokens
 Tokens: TypeAlias = Float[Array, "batch tokens width"]
 DenseArrays: TypeAlias = tuple[Float[Array, "..."], Float[Array, "..."]]  # kernel and bias
+# Kernel and bias of E.
+Projection: TypeAlias = tuple[Float[Array, "size size channels width"], Channels]
 QKVKernel: TypeAlias = Float[Array, "width 3 heads head_dim"]
 QKVBias: TypeAlias = Float[Array, "3 heads head_dim"]
 Size: TypeAlias = Any  # of a dimension: an int, or a symbol
@@ -75,32 +77,36 @@ class PlainOps:
         return rows
 
     def place(self, x: Shaped[Array, "..."], *dimensions: str) -> Shaped[Array, "..."]:
-        """Returns `x`, whose dimensions have these names, divided over the devices as `sharding/tables.py` says."""
+        """Returns `x`, whose dimensions have these names, divided over the devices as `sharding/axis_rules.py` says."""
         return x
 
     def embed(
         self,
         patches: Float[Array, "batch patches inputs"],
-        kernel: Float[Array, "size size channels width"],
-        added: Float[Array, "tokens width"],
+        projection: Projection,
+        learned: Sequence[Float[Array, "_ width"]],
+        positions: Float[Array, "tokens width"] | None,
         replaced: tuple[Bool[Array, "batch patches"], Channels] | None,
         drop: "Callable[[Rows, PlainOps], Rows]",
     ) -> Rows:
-        """Returns the rows of [0; x E] + `added` (equation 1), after dropout.
+        """Returns the rows of [x_class; x_1 E; x_2 E; ...] + E_pos (equation 1), after dropout.
 
         Args:
-            patches: the patches x of each image.
-            kernel: the projection E, of patches with their channels first.
-            added: for each token of an image, the learned token, or the bias of E; and the position.
-            replaced: which projections a vector replaces, and this vector; None: none are replaced.
+            patches: the patches x_1, x_2, ... of each image.
+            projection: the kernel of E, of patches with their channels first, and its bias.
+            learned: the learned tokens before the patches: x_class, registers.
+            positions: E_pos; None: nothing is added.
+            replaced: which products of patch and kernel a vector replaces, and this vector; None: none are replaced.
             drop: dropout of rows, given the operations for them.
         """
-        kernel = jnp.moveaxis(kernel, 2, 0).reshape(-1, kernel.shape[-1])
-        x = jnp.tensordot(patches, kernel.astype(patches.dtype), 1)
+        kernel, bias = projection
+        x = jnp.tensordot(patches, as_matrix_of_patches(kernel).astype(patches.dtype), 1)
         if replaced is not None:
             x = jnp.where(replaced[0][..., None], replaced[1].astype(x.dtype), x)
-        before = len(added) - x.shape[1]
-        return drop(jnp.pad(x, ((0, 0), (before, 0), (0, 0))) + added.astype(x.dtype), self)
+        first = [jnp.broadcast_to(rows, (x.shape[0], *rows.shape)) for rows in learned]
+        z = jnp.concatenate([*first, x.astype(jnp.float32) + bias], axis=1)  # in float32, so that it is rounded once
+        z = z if positions is None else z + positions
+        return drop(z.astype(x.dtype), self)
 
     # What is computed for each row alone.
 
@@ -116,9 +122,9 @@ class PlainOps:
         kernel = kernel.reshape(x.shape[-1], *bias.shape).astype(x.dtype)
         return jnp.tensordot(x, kernel, 1) + bias.astype(x.dtype)
 
-    def norm(self, x: Rows, scale: Channels, bias: Channels | None, epsilon: float) -> Rows:
-        """Returns LayerNorm of each row, in the dtype of `x`; without a bias, RMSNorm."""
-        return rms_norm(x, scale, epsilon) if bias is None else layer_norm(x, scale, bias, epsilon)[0]
+    def norm(self, x: Rows, norm: NormParameters) -> Rows:
+        """Returns the normalised rows, in the dtype of `x`."""
+        return NORMS[norm.kind].normalise(x, norm)
 
     def gelu(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the GELU in the approximation by tanh, as published."""
@@ -167,11 +173,9 @@ class PlainOps:
         """Returns `hidden @ kernel + bias`, the result of the second layer of an MLP."""
         return self.dense(hidden, kernel, bias, "dense2")
 
-    def add_mlp(
-        self, x: Rows, norm: NormArrays, epsilon: float, mlp: TwoLayers, branch: Callable[[Rows], Rows]
-    ) -> Rows:
+    def add_mlp(self, x: Rows, norm: NormParameters, mlp: TwoLayers, branch: Callable[[Rows], Rows]) -> Rows:
         """Returns x + branch(mlp(norm(x))): equation 3, where `branch` is LayerScale and stochastic depth."""
-        return x + branch(mlp(self.norm(x, *norm, epsilon)))
+        return x + branch(mlp(self.norm(x, norm)))
 
     # The blocks.
 
@@ -197,26 +201,6 @@ class PlainOps:
         return x, jax.tree.map(lambda *each: jnp.stack(each), *outs)
 
 
-def layer_norm(
-    x: Rows, scale: Channels, bias: Channels, epsilon: float
-) -> tuple[Rows, Float[Array, "*rows 1"], Float[Array, "*rows 1"]]:
-    """Returns (x - mean) / sqrt(variance + epsilon) * scale + bias in the dtype of `x`, and the statistics of the rows.
-
-    The variance is E[x²] - E[x]², as published. The statistics, mean and 1 / sqrt(variance + epsilon), are in float32.
-    """
-    wide = x.astype(jnp.float32)
-    mean = wide.mean(-1, keepdims=True)
-    variance = jnp.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
-    inverse = jax.lax.rsqrt(variance + epsilon)
-    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), mean, inverse
-
-
-def rms_norm(x: Rows, scale: Channels, epsilon: float) -> Rows:
-    """Returns x / sqrt(mean(x²) + epsilon) * scale in the dtype of `x` (arXiv 1910.07467, equation 4)."""
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + epsilon) * scale).astype(x.dtype)
-
-
 def softmax_attention(
     qkv: Float[Array, "batch tokens 3 heads head_dim"], scores: Callable[[Array], Array] | None = None
 ) -> tuple[Float[Array, "batch tokens width"], Float[Array, "batch heads tokens tokens"]]:
@@ -232,6 +216,11 @@ def softmax_attention(
     weights = jax.nn.softmax(products + scores(scaled(query)) if scores else products)  # equation 6
     attended = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(qkv.dtype), value)  # equation 7
     return attended.reshape(batch, tokens, heads * head_dim), weights
+
+
+def as_matrix_of_patches(kernel: Float[Array, "size size channels width"]) -> Float[Array, "inputs width"]:
+    """Returns the kernel of E as a matrix, for patches that are flattened with their channels first."""
+    return jnp.moveaxis(kernel, 2, 0).reshape(-1, kernel.shape[-1])
 
 
 def scaled(queries: Float[Array, "... head_dim"]) -> Float[Array, "... head_dim"]:

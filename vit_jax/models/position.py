@@ -19,7 +19,7 @@ RelativeTable: TypeAlias = Float[Array, "*heads offsets head_dim"]
 BiasTable: TypeAlias = Float[Array, "offsets heads"]
 Queries: TypeAlias = Float[Array, "batch queries heads head_dim"]
 Scores: TypeAlias = Float[Array, "batch heads queries keys"]
-Angles: TypeAlias = Float[np.ndarray, "2 patches quarter"]
+AnglesOfAxes: TypeAlias = Float[np.ndarray, "2 patches quarter"]
 
 TEMPERATURE = 10_000.0
 
@@ -201,7 +201,7 @@ def _normal(spec: ModelSpec) -> Callable[..., Array]:
     return jax.nn.initializers.normal(spec.position.std)
 
 
-def _angles(spec: ModelSpec, steps: int) -> Angles:
+def _angles(spec: ModelSpec, steps: int) -> AnglesOfAxes:
     """Returns the row and the column of every patch, in raster order, times each of width / 4 frequencies.
 
     The frequencies fall geometrically from 1: frequency i, from 0, is 10000^(-i / steps).
@@ -210,7 +210,7 @@ def _angles(spec: ModelSpec, steps: int) -> Angles:
     return places * TEMPERATURE ** -(np.arange(spec.width // 4) / steps)
 
 
-def _sinusoids(angles: Angles, prefix_rows: int) -> PositionTable:
+def _sinusoids(angles: AnglesOfAxes, prefix_rows: int) -> PositionTable:
     """Returns a row for each patch: sines and cosines of its angles of the first axis, then those of the second.
 
     `prefix_rows` rows of zeros come before the patches.

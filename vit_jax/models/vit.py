@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -12,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from vit_jax import UserError
-from vit_jax.models.attention_extras import Channels
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import Dense, classifier, dropout, norm_of
-from vit_jax.models.operations import PlainOps, Tokens
+from vit_jax.models.norms import Channels
+from vit_jax.models.operations import PlainOps, Projection, Tokens
 from vit_jax.models.pooling import POOLINGS
 from vit_jax.models.position import table_of_tokens
 from vit_jax.models.resnet import FeatureMap, ResNet, StridedMap
@@ -57,7 +56,7 @@ class Embed(nn.Module):
     spec: ModelSpec
 
     @nn.compact
-    def __call__(self, x: FeatureMap) -> tuple[Patches, Float[Array, "size size channels width"], Channels]:
+    def __call__(self, x: FeatureMap) -> tuple[Patches, Projection]:
         """Returns the patches in raster order, each flattened with its channels first, and kernel and bias of E."""
         stem, width = self.spec.stem, self.spec.width
         size, channels = stem.kernel_size, stem.channels
@@ -67,11 +66,14 @@ class Embed(nn.Module):
         # Channels first in a patch: the images then change their layout in memory twice, otherwise up to four times.
         patches = jnp.moveaxis(x.astype(self.spec.dtype), -1, 1).reshape(-1, channels, rows, size, columns, size)
         patches = patches.transpose(0, 2, 4, 1, 3, 5).reshape(-1, rows * columns, channels * size * size)
-        return patches, kernel, bias
+        return patches, (kernel, bias)
 
 
 class ViT(nn.Module):
-    """The whole model. Dropout and stochastic depth are active if a `dropout` random stream is given."""
+    """The whole model. Dropout and stochastic depth are active if a `dropout` random stream is given.
+
+    `ops` are the operations in the equations: `PlainOps`, or `execution.DeviceOps`, as `Model.apply` has them.
+    """
 
     spec: ModelSpec
     ops: PlainOps
@@ -85,15 +87,12 @@ class ViT(nn.Module):
         ops = self.ops.for_images(spec, images.shape[0])
         # Equation 1: z = [x_class; x_1 E; x_2 E; ...] + E_pos. E has a bias; registers may follow the class token.
         x, stages = STEMS[spec.stem.kind](spec, normalise(spec, images))
-        patches, kernel, bias = Embed(spec, name="embed")(x)
+        patches, projection = Embed(spec, name="embed")(x)
         replaced = self._replaced(masked) if spec.head.kind == "patches" else None
-        added = jnp.broadcast_to(bias, (math.prod(spec.grid), spec.width))
-        added = jnp.concatenate([*self._learned_tokens(), added])
-        table = table_of_tokens(self.param, spec) if spec.position.owner == "model" else None
-        if table is not None:
-            added += table
-        z = ops.embed(patches, kernel, added, replaced, functools.partial(dropout, self))
-        # Equations 2 and 3 in each block; equation 4: y = LN(z)[0], or another pooling.
+        learned = self._learned_tokens()
+        positions = table_of_tokens(self.param, spec) if spec.position.owner == "model" else None
+        z = ops.embed(patches, projection, learned, positions, replaced, functools.partial(dropout, self))
+        # Equations 2 and 3 in each block, then the LN of equation 4.
         tokens, out = Encoder(spec, ops, name="encoder")(z, capture)
         return self._classify(tokens, stages | out, ops)
 
@@ -116,7 +115,7 @@ class ViT(nn.Module):
         return dataclasses.replace(self.spec, position=dataclasses.replace(position, resolution=size))
 
     def _learned_tokens(self) -> list[Float[Array, "rows width"]]:
-        """Returns the learned tokens before those of the patches."""
+        """Returns the learned tokens before those of the patches: x_class, and registers."""
         spec, rows = self.spec, []
         if spec.class_rows:
             rows.append(self.param("cls", nn.initializers.zeros, (spec.width,))[None])
@@ -134,7 +133,7 @@ class ViT(nn.Module):
 
     def _classify(self, tokens: Tokens, out: dict[str, Array], ops: PlainOps) -> tuple[Array, dict[str, Array]]:
         head = self.spec.head
-        # The head is small: float32 costs nothing there.
+        # Equation 4: y = LN(z)[0], or another pooling. The head is small: float32 costs nothing there.
         x = POOLINGS[head.pooling](self.spec, ops, tokens).astype(jnp.float32)
         if head.final_norm == "pooled":
             x = norm_of(self.spec.block, ops, "pooled_norm")(x)

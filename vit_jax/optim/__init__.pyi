@@ -1,9 +1,9 @@
-from .decay import Decay as Decay
 from .lr_multipliers import UNSCALED as UNSCALED
 from .lr_multipliers import LrMultipliers as LrMultipliers
 from .lr_multipliers import Multiplier as Multiplier
 from .lr_multipliers import check_blocks as check_blocks
 from .lr_multipliers import make_lr_multipliers as make_lr_multipliers
+from .moment_decay import Decay as Decay
 from .optimizer import averaged_params as averaged_params
 from .optimizer import has_average as has_average
 from .optimizer import make_optimizer as make_optimizer

@@ -106,6 +106,6 @@ def _section(title: str, caption: str, groups: analysis.plot.Groups, **style: An
         for name, bars in groups.items()
         for bar, parts in bars.items()
     )
-    light, dark = (analysis.plot.encode_themed(draw, theme) for theme in analysis.plot.THEMES)
+    light, dark = (analysis.plot.encode_themed(draw, theme) for theme in analysis.THEMES)
     drawn = analysis.html.picture(light, dark, text)
     return f"<section><h2>{escape(title)}</h2>{drawn}<p>{escape(caption)}</p></section>"

@@ -102,7 +102,7 @@ def estimate_interruptions(workload: Workload, estimate: Estimate, faults: Fault
 def model_flops_per_image(workload: Workload) -> int:
     """Returns the FLOPs that a model needs for an image, those of its teacher included.
 
-    They are those of the forward pass for a prediction, and see `models.training_flops` for training.
+    For a prediction they are those of the forward pass; for training, those of `macs.training_flops`.
     """
     if workload.inference:
         return 2 * workload.macs_per_image

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from vit_jax.sharding.tables import (
+from vit_jax.sharding.axis_rules import (
     ACTIVATION_AXES,
     AXES,
     PARAMETER_AXES,
@@ -65,7 +65,7 @@ def gather(parameter: jax.Array, name: str, dtype: DTypeLike) -> jax.Array:
 
     Args:
         parameter: the parameter.
-        name: its name, or the end of it by which `tables.py` knows the dimensions.
+        name: its name, or the end of it by which `axis_rules.py` knows the dimensions.
         dtype: the dtype in which it passes between devices.
     """
     mesh = _mesh.get()

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from vit_jax import UserError, refuse
-from vit_jax.sharding.tables import ACTIVATION_AXES, AXES, PARAMETER_AXES
+from vit_jax.sharding.axis_rules import ACTIVATION_AXES, AXES, PARAMETER_AXES
 
 
 def axis_sizes(config: ConfigDict, devices: int) -> dict[str, int]:

@@ -6,12 +6,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import tree
-from vit_jax.sharding.tables import PARAMETER_AXES, dimensions_of, partition
+from vit_jax.sharding.axis_rules import PARAMETER_AXES, dimensions_of, partition
 from vit_jax.tree import ArrayTree
 
 
 def state_shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
-    """Returns the sharding of every leaf of a training state (or of parameters), by `tables.py`.
+    """Returns the sharding of every leaf of a training state (or of parameters), by `axis_rules.py`.
 
     The names of optimizer moments and of the moving average end in the name of their parameter. They are sharded as the
     parameter is. A mean over some dimensions of the parameter is split along the dimensions that it still has. An array

@@ -15,7 +15,7 @@ from vit_jax.measurements.bench import Bench
 from vit_jax.measurements.measurement import Measurement
 from vit_jax.program import make_program
 
-RECORDED = Path(__file__).parent / "curve.json"  # one CPU device, float32
+RECORDED = Path(__file__).parent / "cpu_losses.json"  # one CPU device, float32
 STEPS, BATCH = 200, 256
 EARLY = 20  # steps in which differences of rounding have not grown
 # Relative differences. Between 1, 2 and 8 CPU devices, which sum in other orders, they are at most 2e-7 and 3e-6; other

@@ -101,7 +101,7 @@ def dimensions_of(name: str) -> Dimensions:
     for rule, dimensions in PARAMETER_DIMENSIONS.items():
         if re.search(f"(^|/){rule}$", name):
             return dimensions
-    raise KeyError(f"{name} has no row in sharding.tables.PARAMETER_DIMENSIONS")
+    raise KeyError(f"{name} has no row in sharding.axis_rules.PARAMETER_DIMENSIONS")
 
 
 def partition(table: dict[str, Any], dimensions: Dimensions, shape: tuple[int, ...], mesh: Mesh) -> P:

@@ -101,7 +101,7 @@ class Graph:
         return product if bias is None else self.Add(product, np.reshape(bias, -1))
 
     def norm(self, x: Value, arrays: Arrays, epsilon: float) -> Value:
-        """Returns the norm of the last dimension: LayerNorm, or without a bias the root mean square (`RmsNorm`)."""
+        """Returns the norm of the last dimension: LayerNorm, or RMSNorm where there is no bias."""
         if "bias" in arrays:
             return self.LayerNormalization(x, arrays["scale"], arrays["bias"], axis=-1, epsilon=epsilon)
         mean = self.ReduceMean(self.Mul(x, x), np.array([-1]), keepdims=1)

@@ -16,7 +16,7 @@ from vit_jax import UserError, models
 from vit_jax.config import EXECUTION_FIELDS
 from vit_jax.interop.exports import Export, choose_dtype
 from vit_jax.interop.model_description import header_notes
-from vit_jax.interop.onnx_graph import Arrays, Graph, Value
+from vit_jax.interop.onnx_builder import Arrays, Graph, Value
 from vit_jax.interop.onnx_resnet import bit_features, resnet_stem
 from vit_jax.model import Model
 from vit_jax.models import BIASED, ROTARIES, BitSpec, ModelSpec, flatten_spec
