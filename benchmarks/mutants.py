@@ -65,6 +65,7 @@ TESTS = {
     "sweep": ["experiments/test_sweep"],
     "training": ["training", "train"],
     "tree": ["optim", "program"],
+    "unknown_words": ["configs", "cli"],
     "vtab": ["experiments/test_vtab"],
 }
 SECONDS = 600  # limit for a run of tests; a mutant that exceeds it counts as found
