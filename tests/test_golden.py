@@ -15,7 +15,7 @@ from vit_jax import checkpoint, evaluate, interop, predict, train
 from vit_jax.config import FIELDS, flatten_config, load_config
 from vit_jax.config.fields import RENAMED
 from vit_jax.data.sources import kinds
-from vit_jax.interop import model_description
+from vit_jax.interop import model_json
 
 GOLDEN = ROOT / "tests" / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -61,7 +61,7 @@ def test_the_names_of_the_first_version_stay():
     assert {"step", "skips", "opt_state/1/mu/head/kernel", "ema/head/kernel"} < manifest["arrays"].keys()
     model, _ = interop.load(GOLDEN / "workdir")
     stored = json.loads((GOLDEN / "workdir" / "model.json").read_text())
-    younger = model_description.INHERITED | model_description.ANSWERS  # which version 0.1.0 did not state
+    younger = model_json.INHERITED | model_json.ANSWERS  # which version 0.1.0 did not state
     assert younger | stored == interop.describe_model(model)
 
 

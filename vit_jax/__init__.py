@@ -30,6 +30,7 @@ from vit_jax.streams import ignore_closed_stderr as ignore_closed_stderr
 from vit_jax.streams import ignore_closed_stdout as ignore_closed_stdout
 from vit_jax.streams import tell as tell
 from vit_jax.unknown_words import choose as choose
+from vit_jax.unknown_words import hint as hint
 from vit_jax.unknown_words import nearest as nearest
 from vit_jax.unknown_words import nearest_path as nearest_path
 

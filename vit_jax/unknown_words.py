@@ -1,7 +1,7 @@
 """The sentence that follows a word or a path that does not exist, with the nearest one that does."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,9 +22,29 @@ def choose(
     if word in options:
         return word
     otherwise = f"{where} lists them." if where else f"choose from {', '.join(sorted(options))}."
+    raise UserError(f"unknown {what} {word!r}; {hint(word, options, otherwise, synonyms)}")
+
+
+def hint(
+    word: str,
+    options: Collection[str],
+    otherwise: str,
+    synonyms: Mapping[str, str] = NO_SYNONYMS,
+    written: str = "{!r}",
+) -> str:
+    """Returns advice on what to write instead of an unknown word, as the end of a sentence.
+
+    Args:
+        word: as typed.
+        options: the known words.
+        otherwise: the advice if no known word is near.
+        synonyms: see `nearest`.
+        written: how an option is written, with {}.
+    """
     near = nearest(word, options, synonyms)
-    hint = f"did you mean {near!r}?" if near in options else near or otherwise
-    raise UserError(f"unknown {what} {word!r}; {hint}")
+    if near is None:
+        return otherwise
+    return f"did you mean {written.format(near)}?" if near in options else near
 
 
 def nearest(word: str, options: Iterable[str], synonyms: Mapping[str, str] = NO_SYNONYMS) -> str | None:

@@ -21,8 +21,8 @@ from vit_jax import UserError, report, train
 from vit_jax.analysis import curves, page_server, run_checkpoints, run_cost, run_mistakes, run_page, run_report
 from vit_jax.config import get_config, parse_command_line, save_config
 from vit_jax.data.preprocess import parse_pipe
+from vit_jax.evals.logit_metrics import Predictions
 from vit_jax.evals.prediction_files import SIDE, find_mistakes
-from vit_jax.evals.predictions import Predictions
 from vit_jax.model import create
 from vit_jax.monitoring import RunFolder, format_value, read_metrics, read_run
 from vit_jax.training import run_end

@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from vit_jax import UserError, choose, nearest
+from vit_jax import UserError, choose, hint
 from vit_jax.config.fields import EVAL_KINDS, SYNONYMS, current_name, eval_rows
 from vit_jax.config.make_config import evaluation, flatten_config
 from vit_jax.config.recipes import Recipe, find_recipe
@@ -158,16 +158,12 @@ def _parse_workdir(argv: list[str], fields: dict[str, Any]) -> str | None:
     try:
         rest = values(argv)[1:]
     except flags.Error as error:
-        hint = _hint_field(error.flagname, fields) if isinstance(error, flags.UnrecognizedFlagError) else "."
-        raise UserError(f"{str(error).partition('. Did you mean:')[0].rstrip(':.')}{hint}") from error
+        what = str(error).partition(". Did you mean:")[0].rstrip(":.")
+        if not isinstance(error, flags.UnrecognizedFlagError):
+            raise UserError(f"{what}.") from error
+        otherwise = "fields are written --config.KEY=VALUE."
+        advice = hint(error.flagname, fields, otherwise, SYNONYMS, "--config.{}=VALUE")
+        raise UserError(f"{what}; {advice}") from error
     if rest:
         raise UserError(f"unexpected {rest[0]!r}; flags are written --workdir=FOLDER and --config.KEY=VALUE.")
     return values.workdir
-
-
-def _hint_field(flag: str, fields: dict[str, Any]) -> str:
-    """Returns advice on what to write instead of an unknown flag, as the end of a sentence."""
-    near = nearest(flag, fields, SYNONYMS)
-    if near is None:
-        return "; fields are written --config.KEY=VALUE."
-    return f"; {near}" if " " in near else f"; did you mean --config.{near}=VALUE?"

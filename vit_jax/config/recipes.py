@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from vit_jax import UserError, nearest, nearest_path, reason
+from vit_jax import UserError, hint, nearest_path, reason
 from vit_jax.config.fields import SYNONYMS
 from vit_jax.config.make_config import flatten_config, get_config, rename_fields
 from vit_jax.storage import check_names
@@ -278,19 +278,10 @@ def _describe_error(error: BaseException) -> str:
         return f"{text.partition(' (')[0]}; delete {error.path}, which hides the recipes of the package."
     if isinstance(error, AttributeError | KeyError) and (match := UNKNOWN.search(text)):
         word, same_group = match[1], NEAR.search(text)
-        near = (
-            same_group[1]
-            if same_group and word not in SYNONYMS
-            else nearest(word, flatten_config(get_config()), SYNONYMS)
-        )
-        hint = (
-            near
-            if near and " " in near
-            else f"did you mean {near!r}?"
-            if near
-            else "vit_jax/config/fields.py lists them."
-        )
-        return f"unknown config field {word!r}; {hint}"
+        if same_group and word not in SYNONYMS:
+            return f"unknown config field {word!r}; did you mean {same_group[1]!r}?"
+        fields, otherwise = flatten_config(get_config()), "vit_jax/config/fields.py lists them."
+        return f"unknown config field {word!r}; {hint(word, fields, otherwise, SYNONYMS)}"
     if isinstance(error, TypeError) and (match := WRONG_TYPE.search(text)):
         wanted = TYPES.get(match["type"], match["type"])
         return f"the value {match['value']!r} of {match['field']} must be {wanted}."

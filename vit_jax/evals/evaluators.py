@@ -20,6 +20,7 @@ from vit_jax.evals.embedding import stored_features
 from vit_jax.evals.fewshot import fewshot
 from vit_jax.evals.knn import knn
 from vit_jax.evals.labelled_features import Examples
+from vit_jax.evals.logit_metrics import check_predictions, score_predictions
 from vit_jax.evals.multi_label import check_multi_label, score_multi_label
 from vit_jax.evals.outputs import (
     OutputCache,
@@ -30,7 +31,6 @@ from vit_jax.evals.outputs import (
     output_key,
     refuse_nonfinite,
 )
-from vit_jax.evals.predictions import check_predictions, score_predictions
 from vit_jax.evals.probe import check_probe, probe, probe_sgd
 from vit_jax.evals.regression import check_regression, score_regression
 from vit_jax.evals.texts import check_zeroshot, score_zeroshot

@@ -20,8 +20,8 @@ from vit_jax.data import Preprocessor
 from vit_jax.data.images import resize_pixels
 from vit_jax.data.sources import Source, divide_folds, parse_split
 from vit_jax.evals import scores
+from vit_jax.evals.logit_metrics import Predictions, map_predictions
 from vit_jax.evals.outputs import OutputCache, compute_outputs, count_nonfinite, refuse_nonfinite
-from vit_jax.evals.predictions import Predictions, map_predictions
 from vit_jax.evals.regression import undo_scale
 from vit_jax.inference import Inference
 from vit_jax.model import Model

@@ -22,7 +22,7 @@ from vit_jax import NPZ_ERRORS, UserError, choose, errors_of, printable, refuse,
 from vit_jax.data.sources import Source, compose
 from vit_jax.evals.class_maps import without_numbers
 from vit_jax.evals.labelled_features import normalise
-from vit_jax.evals.predictions import Predictions, score_mapped
+from vit_jax.evals.logit_metrics import Predictions, score_mapped
 from vit_jax.model import Model
 from vit_jax.storage import filesystem
 

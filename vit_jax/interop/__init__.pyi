@@ -1,5 +1,4 @@
 from .catalog import list_models as list_models
-from .exports import Export as Export
 from .hub import ADAPTER_FILES as ADAPTER_FILES
 from .hub import PREFIX as PREFIX
 from .hub import check_repository as check_repository
@@ -16,11 +15,12 @@ from .licences import licensed as licensed
 from .licences import write_card as write_card
 from .locate import digest_weights as digest_weights
 from .locate import is_download_name as is_download_name
-from .model_description import MODEL_FILE as MODEL_FILE
-from .model_description import describe_model as describe_model
-from .model_description import inherited as inherited
-from .model_description import restore_model as restore_model
+from .model_json import MODEL_FILE as MODEL_FILE
+from .model_json import describe_model as describe_model
+from .model_json import inherited as inherited
+from .model_json import restore_model as restore_model
 from .peft import save_adapter as save_adapter
+from .program_interface import Export as Export
 from .stablehlo import WINDOW as WINDOW
 from .transfer import adapt_parameters as adapt_parameters
 from .transfer import check_class_order as check_class_order

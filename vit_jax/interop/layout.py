@@ -19,9 +19,9 @@ import numpy as np
 
 from vit_jax import UserError, models
 from vit_jax.config import Affects, model_fields
-from vit_jax.interop import imagenet_classes, licences, model_description
+from vit_jax.interop import imagenet_classes, licences, model_json
 from vit_jax.interop.archives import Archive, RenamedArchive
-from vit_jax.interop.model_description import ModelDescription
+from vit_jax.interop.model_json import ModelDescription
 from vit_jax.interop.published_config import PublishedConfig
 from vit_jax.model import Model
 from vit_jax.models import BitSpec, ModelSpec
@@ -380,10 +380,10 @@ def describe_file(file: WeightsFile, path: Path, given: Mapping[str, Any]) -> Mo
             an array is missing that determines a field.
     """
     layout, family, arrays = file
-    if described := model_description.read_notes(arrays.notes):
+    if described := model_json.read_notes(arrays.notes):
         return described
     if not layout.is_inferred:
-        return model_description.read_description(path)
+        return model_json.read_description(path)
     stated = layout.read_config(path.parent, family)
     size = models.image_size(given["resolution"]) if "resolution" in given else None
     fields = family.fields(arrays, family.names, size, stated.resolution)

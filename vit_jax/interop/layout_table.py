@@ -10,7 +10,7 @@ from vit_jax.interop import (
     google_bit,
     google_vit,
     hub,
-    model_description,
+    model_json,
     timm_bit,
     timm_config,
     timm_eva,
@@ -21,7 +21,7 @@ from vit_jax.interop import (
     transformers_families,
 )
 from vit_jax.interop.layout import Family, Layout
-from vit_jax.interop.model_description import MODEL_FILE
+from vit_jax.interop.model_json import MODEL_FILE
 from vit_jax.interop.onnx_model import write_onnx
 from vit_jax.interop.published_config import read_json_object
 from vit_jax.interop.stablehlo import write_stablehlo
@@ -98,7 +98,7 @@ _ROWS = (
         suffixes=(".npz", ".safetensors"),
         families=(
             Family(  # any file may be ours, since the model decides the names
-                name="ours", spec=object, marks=(), table=None, config=model_description.describing_files
+                name="ours", spec=object, marks=(), table=None, config=model_json.describing_files
             ),
         ),
         is_inferred=False,
@@ -147,7 +147,7 @@ def _check_description_or_absent(path: Path) -> None:
     """Raises UserError if there is a file that does not describe a model."""
     try:
         if path.exists():
-            model_description.check_description(read_json_object(path))
+            model_json.check_description(read_json_object(path))
     except UserError as error:
         why = "the file that is there does not describe a model"
         raise UserError(f"cannot write the description {path}: {why}; choose another name.") from error

@@ -13,7 +13,7 @@ from vit_jax import UserError, checkpoint, user_errors
 from vit_jax.interop import augreg, catalog, hub, peft
 from vit_jax.interop.archives import INDEX, SAFETENSORS
 from vit_jax.interop.licences import CARD, Licence, find_licence
-from vit_jax.interop.model_description import MODEL_FILE, description_file
+from vit_jax.interop.model_json import MODEL_FILE, description_file
 from vit_jax.storage import expand_home, filesystem, memo
 
 HUB_FILES = (f"model{SAFETENSORS}", f"model{INDEX}")  # in folders that timm or transformers wrote

@@ -14,10 +14,10 @@ import numpy as np
 
 from vit_jax import UserError, models
 from vit_jax.config import EXECUTION_FIELDS
-from vit_jax.interop.exports import Export, choose_dtype
-from vit_jax.interop.model_description import header_notes
+from vit_jax.interop.model_json import header_notes
 from vit_jax.interop.onnx_builder import Arrays, Graph, Value
 from vit_jax.interop.onnx_resnet import bit_features, resnet_stem
+from vit_jax.interop.program_interface import Export, choose_dtype
 from vit_jax.model import Model
 from vit_jax.models import BIASED, ROTARIES, BitSpec, ModelSpec, flatten_spec
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import UserError, printable, tree, user_errors
-from vit_jax.interop import archives, hub, model_description
+from vit_jax.interop import archives, hub, model_json
 from vit_jax.interop.layout import Family, Leaf, ParameterTable, Part, Stack, check_finite
 from vit_jax.interop.layout_table import LAYOUTS
 from vit_jax.interop.published_config import json_text
@@ -285,7 +285,7 @@ def save_adapter(
     }
     with contextlib.ExitStack() as files, user_errors(f"cannot write {folder / WEIGHTS}"):
         method = {} if resample == "auto" else {METHOD: resample}
-        notes = model_description.header_notes(model) | method | {DIGEST: digest}
+        notes = model_json.header_notes(model) | method | {DIGEST: digest}
         file = files.enter_context(atomic_write(folder / WEIGHTS))
         archives.write_archive(folder / WEIGHTS, file, arrays, "float32", notes)
         files.enter_context(atomic_write(folder / CONFIG)).write_text(json_text(described), encoding="utf-8")

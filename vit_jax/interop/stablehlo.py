@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import UserError, encode_text
-from vit_jax.interop.exports import Export, choose_dtype
-from vit_jax.interop.model_description import describing_files
+from vit_jax.interop.model_json import describing_files
+from vit_jax.interop.program_interface import Export, choose_dtype
 from vit_jax.models import PlainOps
 
 PLATFORMS = ("cpu", "tpu", "cuda")

@@ -22,12 +22,12 @@ from vit_jax import (
     user_errors,
     without_queries,
 )
-from vit_jax.interop import archives, imagenet_classes, locate, model_description, peft, published_config, transfer
+from vit_jax.interop import archives, imagenet_classes, locate, model_json, peft, published_config, transfer
 from vit_jax.interop.catalog import CatalogEntry
-from vit_jax.interop.exports import Export
 from vit_jax.interop.layout import WeightsFile, describe_file, read_file, recognise, write_file
 from vit_jax.interop.layout_table import LAYOUTS, PROGRAMS, Target, choose_target
 from vit_jax.interop.licences import CARD, Licence, describe_licence, is_own_card, write_card
+from vit_jax.interop.program_interface import Export
 from vit_jax.model import Model, create, parameter_shapes
 from vit_jax.storage import atomic_write
 
@@ -105,7 +105,7 @@ def read_model(path: str | Path) -> Model:
         if located.adapter:
             return _load_adapted(located.adapter, {}, None)[0]
         if not located.path.is_file():
-            return model_description.restore_model(checkpoint.manifest_of(located.path)["model"])
+            return model_json.restore_model(checkpoint.manifest_of(located.path)["model"])
         with archives.open_archive(located.path) as opened:
             model, _ = _describe(recognise(archives.unwrapped(opened), LAYOUTS.values()), located, {})
         return _resized(model, _flexi_sizes(located.entry) if located.entry and located.entry.flexi else {})
@@ -180,7 +180,7 @@ def save(
     is_noted = target.file.suffix == ".safetensors" and (target.layout == "ours" or not target.is_folder)
     is_described = target.is_folder or (target.layout == "ours" and not is_noted)
     texts = chosen.choose_family(model.spec).config(target.file.name, model) if is_described else {}
-    notes = model_description.header_notes(model) if is_noted else {}
+    notes = model_json.header_notes(model) if is_noted else {}
     with contextlib.ExitStack() as files, user_errors(f"cannot write {path}"):  # replaced when all are written
         target.prepare(texts)
         texts |= _card(target.file.with_name(CARD), model, target.layout) if target.is_folder else {}
@@ -278,7 +278,7 @@ def _check_entry(entry: Any, layout: str, inferred: dict[str, Any]) -> None:
 
 def _load_checkpoint(located: locate.Located, given: dict[str, Any]) -> tuple[Model, FlatParameters]:
     params, manifest = checkpoint.read_weights(located.path)
-    stated = model_description.check_description(manifest["model"])
+    stated = model_json.check_description(manifest["model"])
     model = _create_as_stored(stated.model, stated.keywords, given)
     _check_parameters(model, params)
     return model, tree.flatten(params)
@@ -290,7 +290,7 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
     If the adapters' file contains a head, it replaces the head of those weights.
     """
     arrays, notes = adapter.read()
-    stated, method = model_description.read_notes(notes), notes.get(peft.METHOD, resample)
+    stated, method = model_json.read_notes(notes), notes.get(peft.METHOD, resample)
     sizes = {key: stated.fields[key] for key in ("patch_size", "resolution")} if stated and method == "flexi" else {}
     base = locate.locate_base(adapter)
     if stated:
@@ -313,8 +313,8 @@ def _load_adapted(adapter: peft.Adapter, given: dict[str, Any], resample: str | 
         model = _create_as_stored(stated.model, stated.keywords | ({} if stated.licence else licence), given)
     else:
         changes = peft.adapted_fields(source, arrays)
-        own = {name: getattr(source, name) for name in model_description.DESCRIBED}
-        keywords = source.fields | own | (changes | {"loss": "softmax"} | model_description.ANSWERS if changes else {})
+        own = {name: getattr(source, name) for name in model_json.DESCRIBED}
+        keywords = source.fields | own | (changes | {"loss": "softmax"} | model_json.ANSWERS if changes else {})
         model = _create_as_stored(source.name, keywords, given)
         fields = source.fields | {"pooling": model.field("pooling")}  # the pooling reads the same parameters
         source = dataclasses.replace(source, spec=create(source.name, **fields).spec)
