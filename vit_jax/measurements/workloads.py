@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax.macs import macs_per_image
+from vit_jax.macs import macs_per_image, training_flops
 from vit_jax.measurements.bench import Bench
 from vit_jax.measurements.published import find_slice
 from vit_jax.model import Model
@@ -118,14 +118,14 @@ class MeasuredStep:
         if "batch" in bench.given:
             return workload
         images, rate = workload.images, bench.product_flops
-        while images > 1 and rate and 6 * workload.macs * images / rate > bench.step_seconds:
+        while images > 1 and rate and training_flops(workload.macs) * images / rate > bench.step_seconds:
             images = max(1, images // SHRINK)
         return cls.of(bench, name, images)
 
     @property
     def flops(self) -> float:
         """Returns the operations of a step on a device."""
-        return 6.0 * self.macs * self.images
+        return float(training_flops(self.macs) * self.images)
 
     def device_model(self, bench: Bench) -> Model:
         """Returns the model with the dtype of the activations and the attention that a run on these devices chooses."""
