@@ -46,6 +46,13 @@ def test_classes_in_columns_and_in_lists_are_the_same(place):
     assert one.class_names == ("green",) and answers(one)["1.png"] == [0]
 
 
+def test_a_cell_may_have_several_lines(place):
+    """In quotes; of other characters that end lines of text, none ends a line of a table."""
+    text = 'path,age,note\r\n1.png,30,"torn,\nand wet"\r\nb/2.png,40,a\u2028b\x0bc\r\n3.png,35.5,\r\n'
+    (place / "notes.csv").write_text(text, newline="")
+    assert answers(opened(place, "notes.csv,targets=age")) == {"1.png": [30], "b/2.png": [40], "3.png": [35.5]}
+
+
 def test_numbers_keep_their_columns(place):
     source = opened(place, "numbers.csv,targets=weight+age")
     assert source.has_numbers and source.class_names == ("weight", "age") and source.class_counts() is None

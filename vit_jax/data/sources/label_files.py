@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import io
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ def parse_label_file(text: str, name: str) -> list[list[str]]:
     Raises:
         UserError: the text is not of this form.
     """
-    lines = csv.reader(text.splitlines(), delimiter="," if name.lower().endswith(".csv") else "\t")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter="," if name.lower().endswith(".csv") else "\t")
     with user_errors(f"cannot read {name}", csv.Error):
         return [[cell.strip() for cell in cells] for cells in lines if cells]
 

@@ -5,6 +5,7 @@ without its suffix. Columns are separated by commas, in a .tsv file by tabs.
 """
 
 import csv
+import io
 import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +113,7 @@ def read_label_table(options: Mapping[str, str]) -> LabelTable:
     if "classes" in options and "separator" not in options:
         raise UserError("classes= names the classes of lists, which need separator=; columns of 0 and 1 name their own")
     text = filesystem.read_bytes(file).decode("utf-8-sig", "surrogateescape")
-    reader = csv.reader(text.splitlines(), delimiter="\t" if file.lower().endswith(".tsv") else ",")
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if file.lower().endswith(".tsv") else ",")
     with user_errors(f"cannot read {file}", csv.Error):
         lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(map(str.strip, cells))]
     if len(lines) < 2:
