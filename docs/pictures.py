@@ -12,7 +12,7 @@ from typing import get_args
 
 from configs import cifar10
 from vit_jax import cli, data, look
-from vit_jax.analysis import figure_captions, plot
+from vit_jax.analysis import captioned_figures, plot
 
 IMAGES = 128  # test images over which distances are averaged; the first few are shown
 SHOWN = ("rollout", "position_similarity", "attention_distance")
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     images, _ = data.sample_images(config, "test", IMAGES)
     model, params, seen = look.examine(args.workdir, images)
     args.write.mkdir(parents=True, exist_ok=True)
-    for drawing in figure_captions.list_drawings(model.vit, params, seen):
+    for drawing in captioned_figures.list_drawings(model.vit, params, seen):
         for theme in get_args(plot.Theme) if drawing.draw and drawing.name in SHOWN else ():
             with plot.theme(theme):
                 content = plot.encode_figure(drawing.draw(), "svg")

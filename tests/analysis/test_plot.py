@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.analysis import plot
-from vit_jax.analysis.figure_captions import position_table
+from vit_jax.analysis.captioned_figures import position_table
 from vit_jax.analysis.figures import position_similarity
 from vit_jax.model import create
 

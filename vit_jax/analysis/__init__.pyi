@@ -1,4 +1,4 @@
-from . import figure_captions as figure_captions
+from . import captioned_figures as captioned_figures
 from . import figures as figures
 from . import html as html
 from . import look_page as look_page

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 
 from vit_jax import encode_text, printable, tree
 from vit_jax.analysis import html
-from vit_jax.analysis.figure_captions import Drawing, list_drawings
+from vit_jax.analysis.captioned_figures import Drawing, list_drawings
 from vit_jax.analysis.figures import attended, component_colours, contrast, mosaic
 from vit_jax.analysis.observe import Observations
 from vit_jax.analysis.plot import colour_map, encode_figure, encode_pixels, encode_themed, theme

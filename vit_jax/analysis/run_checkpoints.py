@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from vit_jax import UserError, interop
 from vit_jax.analysis import html, measure
-from vit_jax.analysis.figure_captions import UNLEARNED_CAPTIONS, position_table
+from vit_jax.analysis.captioned_figures import UNLEARNED_CAPTIONS, position_table
 from vit_jax.analysis.figures import mosaic, stretch
 from vit_jax.analysis.plot import colour_map, encode_pixels
 from vit_jax.monitoring import RunFolder
