@@ -6,7 +6,7 @@ import pytest
 from configs import base
 from tests.evals.helpers import make_source
 from vit_jax import UserError, interop
-from vit_jax.evals import prediction_files, predictions
+from vit_jax.evals import logit_metrics, prediction_files
 from vit_jax.model import create
 
 WNIDS = interop.class_wnids(1000)
@@ -15,7 +15,7 @@ WNIDS = interop.class_wnids(1000)
 def score(evaluation, source, logits, labels):
     """The scores of a model with as many classes as there are logits."""
     model = create("ViT-mu/4", num_classes=logits.shape[1])
-    return predictions.score_predictions(evaluation, source, model, logits, labels)
+    return logit_metrics.score_predictions(evaluation, source, model, logits, labels)
 
 
 def one_hot(classes, count=1000):
@@ -54,7 +54,7 @@ def test_a_class_map_compares_shared_classes_only(tmp_path):
     assert (found["accuracy"], found["class_accuracy"], found["n"]) == (1.0, 1.0, 2)
     assert (found["accuracy_all"], found["top5_all"]) == (0.5, 1.0)  # of the second image, class 999 comes first
     of_imagenet = create("ViT-mu/4", num_classes=1000)
-    counted = predictions.map_predictions(evaluation, source, of_imagenet, logits, labels)
+    counted = logit_metrics.map_predictions(evaluation, source, of_imagenet, logits, labels)
     assert prediction_files.count_confusion(counted)[1].splitlines()[1:] == ["fish,1,0,1", "bird,0,1,1"]
     with pytest.raises(UserError, match=r"covers 3 classes that the model lacks, such as n0\d+; the model's classes"):
         score(evaluation, source, logits[:, :10], labels)
@@ -76,7 +76,7 @@ def test_of_many_classes_only_the_cells_that_are_not_0_are_written():
     names = [f"class {number}" for number in range(21_843)]
     logits: np.ndarray = np.zeros((3, 21_843), np.float32)
     logits[[0, 1, 2], [7, 7, 21_842]] = 1
-    counted = predictions.Predictions(logits, np.array([7, 7, 0], np.int32), names)
+    counted = logit_metrics.Predictions(logits, np.array([7, 7, 0], np.int32), names)
     matrix, text = prediction_files.count_confusion(counted)
     assert matrix is None
     assert text.splitlines() == ["label,prediction,images", "class 0,class 21842,1", "class 7,class 7,2"]
@@ -84,4 +84,4 @@ def test_of_many_classes_only_the_cells_that_are_not_0_are_written():
 
 def test_a_confusion_matrix_needs_one_label_an_image():
     with pytest.raises(UserError, match="--save=confusion needs data with one label per image"):
-        prediction_files.count_confusion(predictions.Predictions(one_hot([1]), np.array([[1, -1]], np.int32), ["a"]))
+        prediction_files.count_confusion(logit_metrics.Predictions(one_hot([1]), np.array([[1, -1]], np.int32), ["a"]))
